@@ -1,0 +1,93 @@
+"""Settings: frozen pydantic models, made from keywords or TOML, saved with the run."""
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from modpo.errors import ConfigError, nearest
+
+
+class Frozen(BaseModel):
+    """Base of all settings: immutable, and strict about unknown names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=False)
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """Build from keywords; a wrong name or value is one readable `ConfigError`."""
+        for name in values:
+            if name not in cls.model_fields:
+                raise ConfigError(f"unknown option {name!r} for {cls.__name__}; {nearest(name, cls.model_fields)}")
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise ConfigError(f"option {where!r} of {cls.__name__}: {first['msg']}, got {first['input']!r}") from None
+
+
+class LoRA(Frozen):
+    """Shape of an adapter (LoRA, arXiv 2106.09685): W + (alpha / rank) * B @ A.
+
+    `targets` are the last parts of linear layers' names, or "all-linear" (all but the head).
+    """
+
+    rank: int = Field(16, ge=1, le=1024)
+    alpha: float = Field(32.0, gt=0)
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+
+    @property
+    def scale(self) -> float:
+        """The factor alpha / rank."""
+        return self.alpha / self.rank
+
+
+class WarmStart(Frozen):
+    """Cross-entropy on verified traces before the first RL step."""
+
+    epochs: int = Field(4, ge=1)
+    learning_rate: float = Field(3e-4, gt=0)
+    batch_size: int = Field(16, ge=1, description="traces per update")
+
+
+class Settings(Frozen):
+    """How an optimizer samples, credits, trains and validates.
+
+    Rates are AdamW's; `learning_rate` may map adapter names to rates. `temperature` is the one used
+    while training; validation is greedy. `timeout_s` is per rollout. None always means off.
+    """
+
+    recipe: str = "mmgrpo"
+    recipe_options: dict[str, Any] = Field(default_factory=dict)
+    steps: int = Field(40, ge=0)
+    examples_per_step: int = Field(8, ge=1)
+    rollouts_per_example: int = Field(8, ge=1)
+    temperature: float = Field(1.0, gt=0)
+    learning_rate: float | dict[str, float] = 2e-4
+    warmup_steps: int = Field(0, ge=0)
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    updates_per_step: int = Field(1, ge=1)
+    pack_tokens: int = Field(4096, ge=64)
+    activation_checkpointing: bool = False
+    warm_start: WarmStart = WarmStart()
+    failure_reward: float = 0.0
+    max_errors: int = Field(10, ge=0, description="raising metrics tolerated before the run stops")
+    timeout_s: float | None = Field(600.0, gt=0)
+    threads: int = Field(64, ge=1, description="rollouts that run at the same time, at most")
+    validate_every: int | None = Field(10, ge=1)
+    patience: int | None = Field(None, ge=1, description="validations without a new best before stopping")
+    seed: int = 0
+    deterministic: bool = False
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file; a missing or malformed file is a `ConfigError` that names it."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no such file: {path}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None

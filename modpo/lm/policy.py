@@ -1,0 +1,197 @@
+"""A policy: one base model and named, versioned LoRA adapters that the modules of a program answer with."""
+
+import os
+import threading
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+from urllib.parse import quote
+
+from modpo.config import LoRA
+from modpo.errors import ConfigError, PolicyError
+from modpo.lm.sampler import Sampler
+
+if TYPE_CHECKING:
+    from modpo.lm.local.model import Base, Dtype
+    from modpo.lm.policy_lm import PolicyLM
+    from modpo.train.trainer import Trainer
+
+Adapters = Literal["per-module", "shared"] | Mapping[str, str]
+
+_attached: dict[tuple[str, str], "Policy"] = {}
+_attach_lock = threading.Lock()
+
+
+class Policy:
+    """Base model plus adapters; nothing is loaded until something needs it.
+
+    Args:
+        base: hub id, folder, or a name that `modpo model pull` knows, e.g. ``"smollm2-135m"``.
+        adapters: ``"per-module"`` (each module its own, named by its path), ``"shared"`` (one for
+            all), or a mapping from module paths to adapter names (modules it leaves out answer with
+            the base and are not trained).
+        lora: shape of every adapter.
+        dtype: ``"auto"`` measures once per machine whether bf16 or fp32 matrix products are faster.
+        device: torch device; None takes CUDA when there is one.
+        sampler: ``"local"``, or an object of your own behind `modpo.lm.sampler.Sampler`.
+        max_batch: most completions that the local sampler grows together.
+
+    Raises:
+        ConfigError: `adapters` is none of the allowed forms.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        *,
+        adapters: Adapters = "per-module",
+        lora: LoRA | None = None,
+        dtype: "Dtype" = "auto",
+        device: str | None = None,
+        sampler: Literal["local"] | Sampler = "local",
+        max_batch: int = 64,
+    ) -> None:
+        if adapters not in ("per-module", "shared") and not isinstance(adapters, Mapping):
+            raise ConfigError(
+                f"adapters={adapters!r}; allowed: 'per-module', 'shared', or a mapping from module paths to names"
+            )
+        if dtype not in ("auto", "float32", "bfloat16"):
+            raise ConfigError(f"dtype={dtype!r}; allowed: 'auto', 'float32', 'bfloat16'")
+        self.base = str(base)
+        self.adapters = adapters if isinstance(adapters, str) else dict(adapters)
+        self.lora = lora or LoRA.of()
+        self.dtype: Dtype = dtype
+        self.device = device
+        self.max_batch = max_batch
+        self.deterministic = False
+        self._sampler = sampler
+        self._lock = threading.RLock()
+        self._trainer: Trainer | None = None
+
+    def lm(self, **options: Any) -> "PolicyLM":
+        """A `dspy.LM` that answers from this policy; see `PolicyLM` for the options."""
+        from modpo.lm.policy_lm import PolicyLM
+
+        return PolicyLM(self, **options)
+
+    @property
+    def name(self) -> str:
+        """Short name of the base model."""
+        return Path(self.base).name
+
+    def adapter_for(self, path: str) -> str | None:
+        """Name of the adapter that the module at `path` answers with; None for the bare base."""
+        if self.adapters == "per-module":
+            return path
+        if self.adapters == "shared":
+            return "shared"
+        return dict(self.adapters).get(path)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The base model's tokenizer."""
+        return self._loaded[0].tokenizer
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens a prompt and its completion may have together."""
+        return self._loaded[0].context_length
+
+    @property
+    def sampler(self) -> Sampler:
+        """What makes the tokens."""
+        return self._loaded[1] if self._sampler == "local" else self._sampler
+
+    def make_deterministic(self) -> None:
+        """Compute in fp32 and form batches independently of thread scheduling, from now on."""
+        with self._lock:
+            if "_loaded" in self.__dict__ and self._loaded[0].dtype != "float32":
+                raise PolicyError("deterministic mode needs fp32: make the Policy with dtype='float32'")
+            if self._sampler != "local":
+                raise PolicyError("deterministic mode needs the local sampler")
+            self.dtype, self.deterministic = "float32", True
+            if "_loaded" in self.__dict__:
+                self._loaded[1].deterministic = True
+
+    @cached_property
+    def _loaded(self) -> "tuple[Base, Any]":
+        from modpo.lm.local.engine import LocalSampler
+        from modpo.lm.local.model import clone_sharing, load_base
+
+        with self._lock:
+            if "_loaded" in self.__dict__:  # another thread was first
+                loaded: tuple[Base, Any] = self.__dict__["_loaded"]
+                return loaded
+            base = load_base(self.base, self.dtype, self.device)
+            sampler = LocalSampler(
+                clone_sharing(base.model),
+                base.tokenizer,
+                base.ends,
+                max_batch=self.max_batch,
+                deterministic=self.deterministic,
+            )
+            self.__dict__["_loaded"] = (base, sampler)
+            return base, sampler
+
+    def describe(self) -> str:
+        """One line for people: the base, the number format in use, and why."""
+        base = self._loaded[0]
+        why = "measured to be the faster here" if self.dtype == "auto" else "as asked"
+        return f"{self.name} in {base.dtype} ({why})"
+
+    def trainer(self, adapters: tuple[str, ...], seed: int = 0) -> "Trainer":
+        """A trainer with fresh adapters of these names on the base model, in place of any before it."""
+        from modpo.train.trainer import Trainer
+
+        with self._lock:
+            self._trainer = Trainer(self._loaded[0].model, self.lora, adapters, seed=seed)
+            return self._trainer
+
+    def state(self, adapter: str | None, version: int | None, run: str | None) -> dict[str, Any]:
+        """What a saved program needs to answer with this adapter version in another process."""
+        return {
+            "base": self.base,
+            "dtype": self._loaded[0].dtype if "_loaded" in self.__dict__ else self.dtype,
+            "adapters": self.adapters,
+            "lora": self.lora.model_dump(mode="json"),
+            "adapter": adapter,
+            "version": version,
+            "run": run,
+        }
+
+    @classmethod
+    def attach(cls, state: Mapping[str, Any]) -> Self:
+        """The policy of a saved state, one per base and dtype in this process, with its adapter published."""
+        key = (str(state["base"]), str(state["dtype"]))
+        with _attach_lock:
+            if key not in _attached:
+                _attached[key] = cls(
+                    state["base"], adapters=state["adapters"], lora=LoRA.of(**state["lora"]), dtype=state["dtype"]
+                )
+            policy = _attached[key]
+        assert isinstance(policy, cls)
+        if state["adapter"] is not None and state["version"] and state["run"]:
+            folder = version_folder(find_run(state["run"]), state["adapter"], state["version"])
+            policy.sampler.publish(state["adapter"], state["version"], folder)
+        return policy
+
+
+def version_folder(run: Path, adapter: str, version: int) -> Path:
+    """Where a run keeps a version of an adapter."""
+    return run / "adapters" / quote(adapter, safe="") / f"v{version}"
+
+
+def find_run(saved: str) -> Path:
+    """A run folder by the path it had when the program was saved, or by its name under the runs folder.
+
+    Raises:
+        PolicyError: it is in neither place.
+    """
+    where = Path(saved)
+    places = [where, Path(os.environ.get("MODPO_RUNS", "runs")) / where.name]
+    for place in places:
+        if (place / "adapters").is_dir():
+            return place
+    looked = " or ".join(str(place) for place in places)
+    raise PolicyError(f"the run folder of this program is not at {looked}; put it there, or set MODPO_RUNS")

@@ -1,0 +1,1 @@
+"""Training: the prefix trie, attention over it, LoRA adapters and their updates."""
