@@ -34,8 +34,8 @@ class LoRA(Frozen):
     `targets` are the last parts of linear layers' names, or "all-linear" (all but the head).
     """
 
-    rank: int = Field(16, ge=1, le=1024)
-    alpha: float = Field(32.0, gt=0)
+    rank: int = Field(default=16, ge=1, le=1024)
+    alpha: float = Field(default=32.0, gt=0)
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
 
     @property
@@ -47,9 +47,9 @@ class LoRA(Frozen):
 class WarmStart(Frozen):
     """Cross-entropy on verified traces before the first RL step."""
 
-    epochs: int = Field(4, ge=1)
-    learning_rate: float = Field(3e-4, gt=0)
-    batch_size: int = Field(16, ge=1, description="traces per update")
+    epochs: int = Field(default=4, ge=1)
+    learning_rate: float = Field(default=3e-4, gt=0)
+    batch_size: int = Field(default=16, ge=1, description="traces per update")
 
 
 class Settings(Frozen):
@@ -61,24 +61,25 @@ class Settings(Frozen):
 
     recipe: str = "mmgrpo"
     recipe_options: dict[str, Any] = Field(default_factory=dict)
-    steps: int = Field(40, ge=0)
-    examples_per_step: int = Field(8, ge=1)
-    rollouts_per_example: int = Field(8, ge=1)
-    temperature: float = Field(1.0, gt=0)
+    steps: int = Field(default=40, ge=0)
+    examples_per_step: int = Field(default=8, ge=1)
+    rollouts_per_example: int = Field(default=8, ge=1)
+    temperature: float = Field(default=1.0, gt=0)
     learning_rate: float | dict[str, float] = 2e-4
-    warmup_steps: int = Field(0, ge=0)
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
-    updates_per_step: int = Field(1, ge=1)
-    pack_tokens: int = Field(4096, ge=64)
+    warmup_steps: int = Field(default=0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    updates_per_step: int = Field(default=1, ge=1)
+    pack_tokens: int = Field(default=4096, ge=64)
     activation_checkpointing: bool = False
     warm_start: WarmStart = WarmStart()
     failure_reward: float = 0.0
-    max_errors: int = Field(10, ge=0, description="raising metrics tolerated before the run stops")
-    timeout_s: float | None = Field(600.0, gt=0)
-    threads: int = Field(64, ge=1, description="rollouts that run at the same time, at most")
-    validate_every: int | None = Field(10, ge=1)
-    patience: int | None = Field(None, ge=1, description="validations without a new best before stopping")
+    teacher_threshold: float = Field(default=1.0, description="least score of a teacher's run that is shown")
+    max_errors: int = Field(default=10, ge=0, description="raising metrics tolerated before the run stops")
+    timeout_s: float | None = Field(default=600.0, gt=0)
+    threads: int = Field(default=64, ge=1, description="rollouts that run at the same time, at most")
+    validate_every: int | None = Field(default=10, ge=1)
+    patience: int | None = Field(default=None, ge=1, description="validations without a new best before stopping")
     seed: int = 0
     deterministic: bool = False
 

@@ -9,7 +9,13 @@ from collections.abc import Iterable
 
 
 class ModpoError(Exception):
-    """Something the user can mend; the message says how."""
+    """Something the user can mend; the message says how.
+
+    Attributes:
+        rollouts: the rollouts that had ended when the error stopped the others, for the caller to keep.
+    """
+
+    rollouts: tuple[object, ...] = ()
 
 
 class ConfigError(ModpoError):

@@ -1,15 +1,15 @@
 """A policy: one base model and named, versioned LoRA adapters that the modules of a program answer with."""
 
-import os
+import json
+import secrets
 import threading
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
-from urllib.parse import quote
 
 from modpo.config import LoRA
-from modpo.errors import ConfigError, PolicyError
+from modpo.errors import ConfigError, PolicyError, nearest
 from modpo.lm.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Adapters = Literal["per-module", "shared"] | Mapping[str, str]
 
-_attached: dict[tuple[str, str], "Policy"] = {}
+_attached: dict[str, "Policy"] = {}
 _attach_lock = threading.Lock()
 
 
@@ -87,6 +87,16 @@ class Policy:
         if self.adapters == "shared":
             return "shared"
         return dict(self.adapters).get(path)
+
+    def version(self, adapter: str) -> int:
+        """The version an adapter starts from when none is named: 0, which answers like the base."""
+        if isinstance(self.adapters, dict) and adapter not in self.adapters.values():
+            raise PolicyError(f"unknown adapter {adapter!r}; {nearest(adapter, self.adapters.values())}")
+        return 0
+
+    def draw_seed(self) -> int:
+        """A fresh seed for a call outside of a rollout."""
+        return secrets.randbits(63)
 
     @property
     def tokenizer(self) -> Any:
@@ -162,8 +172,8 @@ class Policy:
 
     @classmethod
     def attach(cls, state: Mapping[str, Any]) -> Self:
-        """The policy of a saved state, one per base and dtype in this process, with its adapter published."""
-        key = (str(state["base"]), str(state["dtype"]))
+        """The policy of a saved state, one per base, dtype and mapping in this process."""
+        key = json.dumps([state[name] for name in ("base", "dtype", "adapters", "lora")], sort_keys=True)
         with _attach_lock:
             if key not in _attached:
                 _attached[key] = cls(
@@ -171,27 +181,4 @@ class Policy:
                 )
             policy = _attached[key]
         assert isinstance(policy, cls)
-        if state["adapter"] is not None and state["version"] and state["run"]:
-            folder = version_folder(find_run(state["run"]), state["adapter"], state["version"])
-            policy.sampler.publish(state["adapter"], state["version"], folder)
         return policy
-
-
-def version_folder(run: Path, adapter: str, version: int) -> Path:
-    """Where a run keeps a version of an adapter."""
-    return run / "adapters" / quote(adapter, safe="") / f"v{version}"
-
-
-def find_run(saved: str) -> Path:
-    """A run folder by the path it had when the program was saved, or by its name under the runs folder.
-
-    Raises:
-        PolicyError: it is in neither place.
-    """
-    where = Path(saved)
-    places = [where, Path(os.environ.get("MODPO_RUNS", "runs")) / where.name]
-    for place in places:
-        if (place / "adapters").is_dir():
-            return place
-    looked = " or ".join(str(place) for place in places)
-    raise PolicyError(f"the run folder of this program is not at {looked}; put it there, or set MODPO_RUNS")

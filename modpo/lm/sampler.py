@@ -20,6 +20,8 @@ class SampleRequest:
         prompt_ids: token ids of the prompt.
         adapter: name of the adapter to sample from; None for the base model.
         version: version of that adapter.
+        folder: where that version is kept, in PEFT's form; None for the base model. The folder says
+            which weights answer: two runs may both have a ``planner@v1``.
         max_tokens: most tokens to sample.
         temperature: 0 for greedy.
         seed: seed of this request's own generator (0 .. 2**63-1).
@@ -31,6 +33,7 @@ class SampleRequest:
     prompt_ids: tuple[int, ...]
     adapter: str | None = None
     version: int | None = None
+    folder: Path | None = None
     max_tokens: int = 256
     temperature: float = 1.0
     seed: int = 0
@@ -53,9 +56,6 @@ class Sampler(ABC):
     @abstractmethod
     def sample(self, request: SampleRequest) -> Completion:
         """Sample one completion; raises `SamplerError` when the infrastructure is broken."""
-
-    def publish(self, adapter: str, version: int, folder: Path) -> None:
-        """Make a version of an adapter, saved in PEFT form in `folder`, available to `sample`."""
 
     def enter_rollout(self) -> None:
         """A rollout starts: batches may wait for its next request."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from modpo.errors import PolicyError
-from modpo.train.trie import Pack, Span
+from modpo.train.trie import Block, Pack, Span
 
 NAME = "modpo"
 
@@ -36,7 +36,7 @@ class _Part:
     start: int
     stop: int
     ancestors: tuple[Span, ...]
-    hidden: Tensor  # bool [n, n], True where a query must not see a key of its own block
+    seen: Tensor  # bool [n, m+n], True where a query may see a key: all ancestors, part of its own block
 
 
 @dataclass(slots=True)
@@ -51,24 +51,25 @@ class TrieLayout:
     @classmethod
     def of(cls, pack: Pack, device: torch.device, keep: bool = False) -> "TrieLayout":
         """Lay out a pack on a device."""
-        parts = tuple(
-            _Part(block.start, block.stop, block.ancestors, _hidden(block.pieces, device)) for block in pack.blocks
-        )
+        parts = tuple(_Part(b.start, b.stop, b.ancestors, _seen(b, device)) for b in pack.blocks)
         return cls(parts, max(pack.depths) + 1, keep)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """See `Layout.attend`; the batch axis has length 1."""
         if self.keep:
             self.kept[layer] = (key[0], value[0])
-        out: Tensor = _TrieAttention.apply(query[0], key[0], value[0], self.parts, scale)
+        out: Tensor = _TrieAttention.apply(  # type: ignore[no-untyped-call]
+            query[0], key[0], value[0], self.parts, scale
+        )
         return out.unsqueeze(0)
 
 
-def _hidden(pieces: tuple[int, ...], device: torch.device) -> Tensor:
-    owner = torch.repeat_interleave(torch.arange(len(pieces)), torch.tensor(pieces))
+def _seen(block: Block, device: torch.device) -> Tensor:
+    owner = torch.repeat_interleave(torch.arange(len(block.pieces)), torch.tensor(block.pieces))
     at = torch.arange(len(owner))
-    seen = (owner[:, None] == owner[None, :]) & (at[:, None] >= at[None, :])
-    return ~seen.to(device)
+    own = (owner[:, None] == owner[None, :]) & (at[:, None] >= at[None, :])
+    above = sum(stop - start for start, stop in block.ancestors)
+    return torch.cat([torch.ones(len(owner), above, dtype=torch.bool), own], dim=1).to(device)
 
 
 def _gather(source: Tensor, part: _Part) -> Tensor:
@@ -78,55 +79,56 @@ def _gather(source: Tensor, part: _Part) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 
 
-def _scores(query: Tensor, keys: Tensor, part: _Part, scale: float) -> Tensor:
-    """Masked scores [Hkv, g, n, m+n] in fp32 for query [Hkv, g, n, D]."""
-    heads, group, size, dim = query.shape
-    scores = torch.matmul(query.reshape(heads, group * size, dim), keys.transpose(1, 2))
-    scores = scores.view(heads, group, size, -1).float().mul_(scale)
-    scores[..., scores.shape[-1] - size :].masked_fill_(part.hidden, -torch.inf)
-    return scores
-
-
 class _TrieAttention(torch.autograd.Function):
-    """softmax(q k^T * scale) v over the keys each block sees; scores are recomputed in the backward."""
+    """softmax(q k^T * scale) v over the keys each block sees; scores are recomputed in the backward.
+
+    Query heads [Hkv * g] are held as [Hkv, g], so that the g heads of a group share their keys unrepeated.
+    """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, parts: tuple[_Part, ...], scale: float) -> Tensor:
         heads, (_, length, dim) = key.shape[0], query.shape
         grouped = query.reshape(heads, -1, length, dim)
         out = torch.empty_like(grouped)
-        lse = torch.empty(grouped.shape[:3], dtype=torch.float32, device=query.device)
         for part in parts:
             at = slice(part.start, part.stop)
-            scores = _scores(grouped[:, :, at], _gather(key, part), part, scale)
-            lse[:, :, at] = part_lse = torch.logsumexp(scores, dim=-1)
-            weights = scores.sub_(part_lse.unsqueeze(-1)).exp_().to(value.dtype)
-            out[:, :, at] = torch.matmul(weights.flatten(1, 2), _gather(value, part)).view_as(out[:, :, at])
-        ctx.save_for_backward(grouped, key, value, out, lse)
+            keys, values = _gather(key, part)[:, None], _gather(value, part)[:, None]
+            shape = (heads, grouped.shape[1], keys.shape[2], dim)
+            out[:, :, at] = nn.functional.scaled_dot_product_attention(
+                grouped[:, :, at], keys.expand(shape), values.expand(shape), attn_mask=part.seen, scale=scale
+            )
+        ctx.save_for_backward(grouped, key, value)
         ctx.parts, ctx.scale = parts, scale
         return out.view(query.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        query, key, value, out, lse = ctx.saved_tensors
-        grad = grads[0].reshape(out.shape)
+        query, key, value = ctx.saved_tensors
+        grad = grads[0].reshape(query.shape)
         grad_q, grad_k, grad_v = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
-        delta = (grad.float() * out.float()).sum(-1)
         for part in ctx.parts:
             at = slice(part.start, part.stop)
             keys, values = _gather(key, part), _gather(value, part)
-            weights = _scores(query[:, :, at], keys, part, ctx.scale).sub_(lse[:, :, at].unsqueeze(-1)).exp_()
+            asked = (query[:, :, at] * ctx.scale).flatten(1, 2)
             up = grad[:, :, at].flatten(1, 2)
-            flat = weights.flatten(1, 2).to(value.dtype)
-            to_values = torch.matmul(flat.transpose(1, 2), up)
-            slope = torch.matmul(up, values.transpose(1, 2)).view_as(weights).float()
-            slope = slope.sub_(delta[:, :, at].unsqueeze(-1)).mul_(weights).mul_(ctx.scale)
-            slope = slope.flatten(1, 2).to(key.dtype)
-            grad_q[:, :, at] = torch.matmul(slope, keys).view_as(grad_q[:, :, at])
-            to_keys = torch.matmul(slope.transpose(1, 2), query[:, :, at].flatten(1, 2))
-            _scatter(grad_k, to_keys, part)
-            _scatter(grad_v, to_values, part)
+            weights = _weights(asked, keys, part)
+            slope = torch.ops.aten._softmax_backward_data(
+                torch.matmul(up, values.transpose(1, 2)).float(), weights, -1, torch.float32
+            ).to(key.dtype)
+            to_queries = torch.matmul(slope, keys).mul_(ctx.scale)
+            grad_q[:, :, at] = to_queries.view(query[:, :, at].shape)
+            _scatter(grad_k, torch.matmul(slope.transpose(1, 2), asked), part)
+            _scatter(grad_v, torch.matmul(weights.to(value.dtype).transpose(1, 2), up), part)
         return grad_q.flatten(0, 1), grad_k, grad_v, None, None
+
+
+def _weights(asked: Tensor, keys: Tensor, part: _Part) -> Tensor:
+    """Attention weights [Hkv, g*n, m+n] in fp32 of scaled queries [Hkv, g*n, D]."""
+    scores = torch.matmul(asked, keys.transpose(1, 2)).float()
+    size = part.stop - part.start
+    own = scores.unflatten(1, (-1, size))[..., -size:]
+    own.masked_fill_(~part.seen[:, -size:], -torch.inf)
+    return torch.softmax(scores, dim=-1)
 
 
 def _scatter(target: Tensor, update: Tensor, part: _Part) -> None:
@@ -141,7 +143,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | None,  # noqa: ARG001 - the layout says what is seen
     scaling: float | None = None,
     layout: Layout | None = None,
     sliding_window: int | None = None,

@@ -1,6 +1,5 @@
 """Folders that are whole or absent: written beside, flushed to disk, renamed into place."""
 
-import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -9,11 +8,8 @@ from pathlib import Path
 from modpo.errors import StoreError
 
 
-def write_folder(folder: Path, fill: Callable[[Path], None]) -> str:
+def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     """Let `fill` write into a temporary folder, make it durable, and rename it to `folder`.
-
-    Returns:
-        The sha256 over the folder's files, in order of their names.
 
     Raises:
         StoreError: the disk is full or not writable; what was there before is untouched.
@@ -34,19 +30,10 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> str:
         shutil.rmtree(work, ignore_errors=True)
         # safetensors reports a full disk as an error of its own
         if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
-            raise StoreError(f"cannot write {folder}: {error}; free space and resume: the last version is whole") from None
+            raise StoreError(
+                f"cannot write {folder}: {error}; free space and resume: the last version is whole"
+            ) from None
         raise
-    return folder_hash(folder)
-
-
-def folder_hash(folder: Path) -> str:
-    """sha256 over the names and contents of a folder's files."""
-    digest = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
-        digest.update(file.name.encode())
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
 
 
 def _flush(path: Path) -> None:

@@ -52,5 +52,7 @@ def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature:
     if not len(targets):
         empty = hidden.new_zeros(0, dtype=torch.float32)
         return empty, empty
-    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, targets, temperature)
-    return logprobs, entropy
+    found: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, targets, temperature
+    )
+    return found

@@ -115,7 +115,7 @@ def save_adapter(adapter: Adapter, base: str, folder: Path) -> None:
     leaves = sorted({key.rsplit("/", 1)[-1] for key in adapter.down})
     config = LoraConfig(
         r=adapter.lora.rank,
-        lora_alpha=adapter.lora.alpha,  # type: ignore[arg-type]
+        lora_alpha=adapter.lora.alpha,
         target_modules=leaves,
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,
@@ -131,7 +131,9 @@ def load_factors(folder: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], float]
         tensors = load_file(folder / "adapter_model.safetensors")
         config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
-        raise PolicyError(f"no readable adapter in {folder} ({error}); give a folder written by modpo or PEFT") from None
+        raise PolicyError(
+            f"no readable adapter in {folder} ({error}); give a folder written by modpo or PEFT"
+        ) from None
     factors = {}
     for name in tensors:
         if name.endswith(".lora_A.weight"):

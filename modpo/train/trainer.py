@@ -66,7 +66,7 @@ class Trainer:
         self.model.train(on)  # transformers checkpoints only in training mode; causal LMs here have no dropout
         if on:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-        else:
+        elif self.model.is_gradient_checkpointing:
             self.model.gradient_checkpointing_disable()  # type: ignore[operator]
 
     def adapter(self, name: str) -> Adapter:

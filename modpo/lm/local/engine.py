@@ -74,11 +74,6 @@ class LocalSampler(Sampler):
             self._ready.notify_all()
         return future.result()
 
-    def publish(self, adapter: str, version: int, folder: Path) -> None:
-        """See `Sampler.publish`."""
-        with self._ready:
-            self.weights.publish(adapter, version, folder)
-
     def enter_rollout(self) -> None:
         """See `Sampler.enter_rollout`."""
         with self._ready:
@@ -135,12 +130,12 @@ class LocalSampler(Sampler):
         return None if self.deterministic or not self._waiting else LINGER_S
 
     def _answer(self, batch: list[_Waiting]) -> None:
-        def version(waiting: _Waiting) -> tuple[str, int]:
-            return waiting[0].adapter or "", waiting[0].version or 0
+        def weights(waiting: _Waiting) -> str:
+            return str(waiting[0].folder or "")
 
-        for (adapter, number), same in groupby(sorted(batch, key=version), key=version):
+        for folder, same in groupby(sorted(batch, key=weights), key=weights):
             members = list(same)
-            self.weights.use(adapter or None, number)
+            self.weights.use(Path(folder) if folder else None)
             for start in range(0, len(members), self.max_batch):
                 self._decode(members[start : start + self.max_batch])
 

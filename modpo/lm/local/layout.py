@@ -42,7 +42,8 @@ class DecodeLayout:
         out = torch.matmul(weights[2], values)
         out += self._common_values(layer, weights[0])
         out += self._own_values(layer, weights[1])
-        return out.view(query.shape)
+        shaped: Tensor = out.view(query.shape)
+        return shaped
 
     def _append(self, layer: int, key: Tensor, value: Tensor) -> Keys:
         if layer not in self.new:
@@ -64,7 +65,7 @@ class DecodeLayout:
         return torch.matmul(flat, self.common[layer][1]).view(heads, rows, group, -1).transpose(0, 1)
 
     def _own_scores(self, layer: int, q: Tensor) -> Tensor:
-        _, heads, group, dim = q.shape
+        _, heads, group, _ = q.shape
         keys = self.own[layer][0]
         scores = torch.matmul(self._by_prompt(q), keys.transpose(2, 3))  # [U, Hkv, R*g, M]
         scores = scores.masked_fill(self.own_hidden[:, None, None], -torch.inf)
@@ -82,7 +83,8 @@ class DecodeLayout:
         """[U, Hkv, R*g, X] -> [B, Hkv, g, X]."""
         prompts = per_prompt.shape[0]
         split = per_prompt.view(prompts, heads, -1, group, per_prompt.shape[-1]).transpose(1, 2)
-        return split.flatten(0, 1)[self.place]
+        rows: Tensor = split.flatten(0, 1)[self.place]
+        return rows
 
     def shrink(self, kept: Tensor, owners: Tensor) -> Tensor:
         """Keep only the rows `kept`; `owners` [B] names their prompts. Returns the owners renumbered."""
@@ -114,9 +116,9 @@ def _take(source: Tensor, spans: Sequence[Span], skip: int) -> Tensor:
     return torch.cat([source[:, start:stop] for start, stop in spans], dim=1)[:, skip:]
 
 
-def decode_layout(pack: Pack, kept: dict[int, Keys], lengths: list[int], shared: int, capacity: int) -> tuple[
-    DecodeLayout, Tensor
-]:
+def decode_layout(
+    pack: Pack, kept: dict[int, Keys], lengths: list[int], shared: int, capacity: int
+) -> tuple[DecodeLayout, Tensor]:
     """Lay out the decoding of a prefilled pack.
 
     Args:

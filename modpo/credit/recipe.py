@@ -1,0 +1,209 @@
+"""Recipes: named compositions of grouping, baseline, shaping, aggregation and loss.
+
+A recipe's `source` ends in a tag: C checked in an official or widely used implementation, P checked in the
+paper's text, M from memory of the paper. Every recipe here differs from its source in one thing that `tis_cap`
+states and that None takes back: importance weights against the sampler's logprobs, truncated at 2.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field
+
+from modpo.config import Frozen
+from modpo.credit.aggregation import AggregationName
+from modpo.credit.baseline import BaselineName, advantages, require_finite
+from modpo.credit.grouping import GROUPINGS, GroupingName, per_call
+from modpo.credit.shaping import Overlong, punish_overlong
+from modpo.errors import ConfigError, nearest
+from modpo.records import Call, Credited, Group, Rollout
+
+LossName = Literal["ppo", "gspo", "cispo"]
+
+
+class Recipe(Frozen):
+    """How rewards become a loss. None always means off."""
+
+    name: str
+    summary: str
+    source: str
+    grouping: GroupingName = Field(default="mmgrpo", description="which calls are compared")
+    normalise_over: Literal["trajectories", "calls"] = Field(
+        default="trajectories", description="what counts once in a group's statistics: a rollout, or each of its calls"
+    )
+    baseline: BaselineName = Field(default="grpo", description="how a group's rewards become advantages")
+    ddof: Literal[0, 1] = Field(default=1, description="degrees of freedom taken from the standard deviation")
+    singleton: Literal["zero", "raw"] = Field(default="zero", description="advantage of a group of one")
+    shaping: Overlong | None = Field(default=None, description="punishment of long completions")
+    drop_silent: bool = Field(default=False, description="take groups without spread out of the loss's means")
+    max_draws: int = Field(
+        default=1,
+        ge=1,
+        description="batches drawn at most to fill a step with examples that have spread (dynamic sampling)",
+    )
+    aggregation: AggregationName = Field(default="seq_mean_token_mean", description="how tokens are averaged")
+    loss: LossName = Field(default="ppo", description="loss of a token")
+    clip_low: float = Field(
+        default=0.2, ge=0, le=1, description="the ratio is clipped below 1 - clip_low (not by cispo)"
+    )
+    clip_high: float = Field(default=0.2, ge=0, description="the ratio is clipped above 1 + clip_high")
+    kl: float | None = Field(default=None, gt=0, description="strength of the k3 KL to the base model without adapters")
+    tis_cap: float | None = Field(default=2.0, gt=0, description="cap of the importance weights against the sampler")
+
+
+_MMGRPO = Recipe(
+    name="mmgrpo",
+    summary="GRPO over the k-th calls of one module on one example; every call gets the program's score.",
+    source="mmGRPO, arXiv 2508.04660 [P abstract, C]; GRPO, arXiv 2402.03300 [C]",
+)
+
+
+def _variant(name: str, summary: str, source: str, **changes: Any) -> Recipe:
+    return Recipe.of(**{**_MMGRPO.model_dump(), **changes, "name": name, "summary": summary, "source": source})
+
+
+_RECIPES = {
+    made.name: made
+    for made in (
+        _MMGRPO,
+        _variant(
+            "flow_grpo",
+            "One trajectory reward, compared over an example's trajectories, goes to every call.",
+            "Flow-GRPO of AgentFlow, arXiv 2510.05592 [P+C]; normalise_over='calls' does as its public code, "
+            "where long trajectories weigh more",
+            grouping="flow",
+            aggregation="trajectory",
+        ),
+        _variant(
+            "dr_mas",
+            "Mean and deviation per module over all its calls on an example.",
+            "Dr. MAS, arXiv 2602.08847 [C]",
+            grouping="module",
+            normalise_over="calls",
+        ),
+        _variant(
+            "mmgrpo_dr",
+            "mmGRPO without division by the deviation or by the completion's length.",
+            "Dr. GRPO, arXiv 2503.20783 [C], on the groups of mmGRPO",
+            baseline="dr_grpo",
+            aggregation="const",
+        ),
+        _variant(
+            "mmgrpo_rloo",
+            "mmGRPO with the mean of the other rollouts as baseline.",
+            "RLOO, arXiv 2402.14740 [C], on the groups of mmGRPO",
+            baseline="rloo",
+        ),
+        _variant(
+            "dapo",
+            "Higher upper clip, mean over tokens, long completions punished, examples without spread drawn again.",
+            "DAPO, arXiv 2503.14476 [C], on the groups of mmGRPO",
+            clip_high=0.28,
+            aggregation="token_mean",
+            shaping=Overlong(),
+            drop_silent=True,
+            max_draws=10,
+        ),
+        _variant(
+            "gspo",
+            "One ratio per completion, the geometric mean of its tokens' ratios.",
+            "GSPO, arXiv 2507.18071 [C], on the groups of mmGRPO",
+            loss="gspo",
+            clip_low=3e-4,
+            clip_high=4e-4,
+        ),
+        _variant(
+            "cispo",
+            "The importance weight is clipped, not the gradient: every token learns.",
+            "CISPO of MiniMax-M1, arXiv 2506.13585 [C], on the groups of mmGRPO; the paper gives no clip_high, "
+            "4 is an upper bound of 5 as in ScaleRL [M]",
+            loss="cispo",
+            clip_high=4.0,
+            aggregation="token_mean",
+        ),
+    )
+}
+
+
+def recipes() -> dict[str, Recipe]:
+    """All recipes by name."""
+    return dict(_RECIPES)
+
+
+def recipe(name: str, /, **options: Any) -> Recipe:
+    """The recipe of that name with some of its fields changed.
+
+    Raises: ConfigError when there is no such recipe or option, naming the nearest, or a value is not allowed.
+    """
+    if name not in _RECIPES:
+        raise ConfigError(f"unknown recipe {name!r}; {nearest(name, _RECIPES)}")
+    allowed = Recipe.model_fields.keys() - {"name", "summary", "source"}
+    for option in options:
+        if option not in allowed:
+            raise ConfigError(f"unknown option {option!r} for recipe {name!r}; {nearest(option, allowed)}")
+    return Recipe.of(**{**_RECIPES[name].model_dump(), **options})
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The advantages of a step.
+
+    Attributes:
+        credited: the calls that take part in the loss, also those with advantage 0. Their weights are 1:
+            `token_weights` gives the shares once the step is cut into updates.
+        groups: what was compared, with the rewards as they were compared.
+        silent: how many groups had no spread.
+        left_out: why calls take no part (`frozen`, `not trained`, `no tokens`, `silent group`) and how many.
+    """
+
+    credited: tuple[Credited, ...]
+    groups: tuple[Group, ...]
+    silent: int
+    left_out: dict[str, int]
+
+
+def assign(recipe: Recipe, rollouts: Sequence[Rollout], modules: Collection[str]) -> Assignment:
+    """Give every trainable call of `modules` its advantage.
+
+    Args:
+        rollouts: all rollouts of a step, failed ones included.
+        modules: paths of the trained modules.
+
+    Raises: MetricError naming the example when a reward is not a finite number.
+    """
+    for rollout in rollouts:
+        require_finite([rollout.reward], f"example {rollout.example}, rollout {rollout.sample}")
+    left_out = Counter(
+        why for rollout in rollouts for call in rollout.calls if (why := _why_left_out(call, modules)) is not None
+    )
+    groups = [_shape(recipe, group, rollouts) for group in GROUPINGS[recipe.grouping](rollouts, modules)]
+    credited: list[Credited] = []
+    for group in groups:
+        given = _credit(recipe, group)
+        if recipe.drop_silent and not any(one.advantage for one in given):
+            left_out["silent group"] += len(given)
+        else:
+            credited.extend(given)
+    return Assignment(tuple(credited), tuple(groups), sum(group.silent for group in groups), dict(left_out))
+
+
+def _why_left_out(call: Call, modules: Collection[str]) -> str | None:
+    if call.adapter is None:
+        return "frozen"
+    if call.module not in modules:
+        return "not trained"
+    return None if call.completion_ids else "no tokens"
+
+
+def _shape(recipe: Recipe, group: Group, rollouts: Sequence[Rollout]) -> Group:
+    if recipe.normalise_over == "calls":
+        group = per_call(group)
+    return punish_overlong(group, rollouts, recipe.shaping) if recipe.shaping is not None else group
+
+
+def _credit(recipe: Recipe, group: Group) -> list[Credited]:
+    earned = advantages(group.rewards, recipe.baseline, ddof=recipe.ddof, singleton=recipe.singleton)
+    owners = group.owners or range(len(group.members))
+    return [Credited(member, earned[owner]) for member, owner in zip(group.members, owners, strict=True)]

@@ -1,0 +1,58 @@
+"""How long the rest of a run will take: measured rates of its phases, and ratios for phases not yet begun."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Phase:
+    """Work of one kind.
+
+    Attributes:
+        name: for people.
+        units: how many units there are in all.
+        cost: what a unit is expected to cost, relative to the other phases' units; used until this phase
+            has a measured rate of its own.
+        done: units done.
+        seconds: time spent on them.
+    """
+
+    name: str
+    units: int
+    cost: float
+    done: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Estimate:
+    """Time left of a run made of phases that follow each other and may take turns."""
+
+    phases: dict[str, Phase]
+    clock: Callable[[], float] = time.monotonic
+    _since: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._since = self.clock()
+
+    def advance(self, name: str, units: int = 1) -> None:
+        """Note units of a phase as done; the time since the last note is theirs."""
+        now = self.clock()
+        phase = self.phases[name]
+        phase.done += units
+        phase.seconds += now - self._since
+        self._since = now
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Expected rest in seconds; None before anything was measured."""
+        measured = [phase for phase in self.phases.values() if phase.done]
+        expected = sum(phase.done * phase.cost for phase in measured)
+        if not expected:
+            return None
+        unit = sum(phase.seconds for phase in measured) / expected
+        return sum(
+            max(phase.units - phase.done, 0) * (phase.seconds / phase.done if phase.done else unit * phase.cost)
+            for phase in self.phases.values()
+        )

@@ -1,0 +1,1 @@
+"""Policies, the capture of their calls, and the samplers that make tokens."""

@@ -1,0 +1,246 @@
+"""The loop: sample, credit, update, record. Read from top to bottom, it is how modpo works.
+
+A step runs the program G times on each of some examples, compares the calls that may be compared, and updates
+each adapter from its own calls. Every step is recorded before the next begins: a killed run continues there.
+"""
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from modpo.credit import Assignment, assign
+from modpo.credit.grouping import examples_with_spread
+from modpo.errors import MetricError, ModpoError
+from modpo.experiment import Experiment, State, prune, publish, restore
+from modpo.lm.binding import bound
+from modpo.records import Call, Rollout
+from modpo.rollout import Job, run
+from modpo.store import StepRecord, Validation
+from modpo.store.values import Label
+from modpo.train.imitation import imitate
+from modpo.train.policy_gradient import Lesson, Step, reinforce
+
+
+def optimize(x: Experiment) -> dict[str, int]:
+    """Run an experiment to its end, from where its store stands.
+
+    Returns:
+        The version of each adapter that the compiled program should answer with.
+
+    Raises:
+        ModpoError: the run cannot go on; all that was done is kept.
+    """
+    state = restore(x)
+    measure(x, state, "before", -1, x.heldout)
+    warm_start(x, state)
+    measure(x, state, "warm", -1, x.heldout)
+    while True:
+        if due(x, state.step):
+            measure(x, state, "step", state.step - 1, x.valset)
+        if state.step >= x.settings.steps or out_of_patience(x):
+            break
+        rollouts = sample(x, state)
+        assignment = assign(x.recipe, rollouts, set(x.binding.adapters))
+        metrics = learn(x, state, rollouts, assignment)
+        record(x, state, rollouts, assignment, metrics)
+    best = best_versions(x, state)
+    state.versions = dict(best)
+    measure(x, state, "after", state.step - 1, x.heldout)
+    return best
+
+
+def warm_start(x: Experiment, state: State) -> None:
+    """Cross-entropy on the traces, one recorded step per epoch."""
+    by_adapter: dict[str, list[Call]] = {name: [] for name in x.binding.names}
+    for path, calls in x.traces.items():
+        by_adapter[x.binding.adapters[path]].extend(calls)
+    taught = {name: calls for name, calls in by_adapter.items() if calls}
+    if not taught or state.step > 0:
+        return
+    first = x.store.last_done_step("warm")
+    for epoch in range(0 if first is None else first + 1, x.settings.warm_start.epochs):
+        metrics: dict[str, float] = {}
+        for name, calls in taught.items():
+            seed = x.settings.seed * 1000 + epoch
+            found = imitate(
+                state.trainer, name, calls, x.settings.warm_start, seed=seed, max_grad_norm=x.settings.max_grad_norm
+            )
+            metrics |= {f"{name}.{key}": value for key, value in found.items()}
+            x.watch.advance("warm", len(calls))
+        publish(x, state, tuple(taught))
+        files = tuple(state.files.values())
+        x.store.save_step(StepRecord(step=epoch, phase="warm", metrics=metrics, adapters=files))
+        prune(x, state)
+    for name in taught:
+        state.trainer.reset_moments(name)  # another objective begins
+
+
+def sample(x: Experiment, state: State) -> list[Rollout]:
+    """The rollouts of a step: G of each example, drawn again while the recipe misses examples with spread."""
+    s, kept = x.settings, {(r.example, r.sample): r for r in x.store.rollouts(state.step) or ()}
+    rollouts: list[Rollout] = []
+    for _ in range(x.recipe.max_draws):
+        seen = {rollout.example for rollout in rollouts}
+        chosen = [at for at in _draw(x, state) if at not in seen]
+        jobs = [
+            Job(example_index=at, example=x.trainset[at], sample=g, step=state.step)
+            for at in chosen
+            for g in range(s.rollouts_per_example)
+        ]
+        rollouts += _run_missing(x, state, jobs, kept, rollouts)
+        if len(examples_with_spread(rollouts)) >= s.examples_per_step:
+            break
+    x.store.save_rollouts(state.step, rollouts)
+    state.metric_errors += sum(rollout.failure == "metric" for rollout in rollouts)
+    if state.metric_errors > s.max_errors:
+        last = next(rollout for rollout in reversed(rollouts) if rollout.failure == "metric")
+        raise MetricError(
+            f"the metric raised {state.metric_errors} times, max_errors is {s.max_errors}; "
+            f"last on example {last.example}: {last.error}"
+        )
+    return rollouts
+
+
+def _draw(x: Experiment, state: State) -> list[int]:
+    """The next examples, in a new random order for every pass over the training set."""
+    size, wanted = len(x.trainset), min(x.settings.examples_per_step, len(x.trainset))
+    found: list[int] = []
+    while len(found) < wanted:
+        epoch, at = divmod(state.cursor, size)
+        order = random.Random(f"{x.settings.seed}/{epoch}").sample(range(size), size)
+        if order[at] not in found:
+            found.append(order[at])
+        state.cursor += 1
+    return found
+
+
+def _run_missing(
+    x: Experiment, state: State, jobs: list[Job], kept: Mapping[tuple[int, int], Rollout], before: list[Rollout]
+) -> list[Rollout]:
+    """Run the jobs whose rollouts are not kept from an interrupted attempt at this step."""
+    keys = [(job.example_index, job.sample) for job in jobs]
+    if x.settings.deterministic and not all(key in kept for key in keys):
+        kept = {}  # a batch's shape may show in the last bit: all again, or none
+    missing = [job for job, key in zip(jobs, keys, strict=True) if key not in kept]
+    try:
+        fresh = execute(x, state, missing, "train", x.settings.temperature)
+    except ModpoError as error:
+        ended = [r for r in error.rollouts if isinstance(r, Rollout)]
+        x.store.save_rollouts(state.step, [*before, *(kept[key] for key in keys if key in kept), *ended])
+        raise
+    found = {**kept, **{(rollout.example, rollout.sample): rollout for rollout in fresh}}
+    return [found[key] for key in keys]
+
+
+def execute(x: Experiment, state: State, jobs: Sequence[Job], phase: str, temperature: float) -> list[Rollout]:
+    """Run jobs with the adapters' current versions."""
+    program = bound(x.program, x.binding.adapters, state.versions, x.store.folder)
+    return run(
+        jobs,
+        program=program,
+        metric=x.metric,
+        sampler=x.binding.policy.sampler,
+        threads=x.settings.threads,
+        timeout_s=x.settings.timeout_s,
+        failure_reward=x.settings.failure_reward,
+        temperature=temperature,
+        run_seed=x.settings.seed,
+        on_done=lambda _: x.watch.advance(phase),
+    )
+
+
+def learn(x: Experiment, state: State, rollouts: Sequence[Rollout], assignment: Assignment) -> dict[str, Any]:
+    """Update each adapter from its own credited calls; returns the step's numbers."""
+    metrics: dict[str, Any] = {}
+    changed = []
+    for name in x.binding.names:
+        lessons = []
+        for one in assignment.credited:
+            call = rollouts[one.member.rollout].calls[one.member.call]
+            if call.adapter == name:
+                lessons.append(Lesson(call, one.advantage, one.member.rollout))
+        stats = reinforce(state.trainer, name, lessons, x.recipe, _step(x, state, name))
+        changed += [name] if stats["updates"] else []
+        metrics |= {f"{name}.{key}": value for key, value in stats.items()}
+    publish(x, state, tuple(changed))
+    metrics |= {"silent": assignment.silent, "groups": len(assignment.groups), "left_out": assignment.left_out}
+    failures = [rollout.failure for rollout in rollouts if rollout.failure]
+    metrics |= {"failures": {kind: failures.count(kind) for kind in sorted(set(failures))}}
+    return metrics | {"cursor": state.cursor, "metric_errors": state.metric_errors}
+
+
+def _step(x: Experiment, state: State, name: str) -> Step:
+    s = x.settings
+    rate = s.learning_rate[name] if isinstance(s.learning_rate, dict) else s.learning_rate
+    return Step(
+        learning_rate=rate * min(1.0, (state.step + 1) / (s.warmup_steps + 1)),
+        weight_decay=s.weight_decay,
+        max_grad_norm=s.max_grad_norm,
+        updates=s.updates_per_step,
+        max_tokens=x.binding.max_tokens,
+        seed=s.seed * 1_000_003 + state.step,
+    )
+
+
+def record(
+    x: Experiment, state: State, rollouts: list[Rollout], assignment: Assignment, metrics: Mapping[str, Any]
+) -> None:
+    """Write the step down in one transaction, and move on."""
+    x.store.save_step(
+        StepRecord(
+            step=state.step,
+            rollouts=rollouts,
+            advantages={(c.member.rollout, c.member.call): c.advantage for c in assignment.credited},
+            groups=assignment.groups,
+            metrics=metrics,
+            adapters=tuple(state.files.values()),
+        )
+    )
+    state.step += 1
+    calls = [call for rollout in rollouts for call in rollout.calls]
+    x.watch.show(
+        step=state.step,
+        reward=sum(rollout.reward for rollout in rollouts) / len(rollouts),
+        parse_failures=sum(call.parsed is False for call in calls) / max(len(calls), 1),
+        silent=assignment.silent / max(len(assignment.groups), 1),
+    )
+    prune(x, state)
+
+
+def measure(x: Experiment, state: State, label: Label, step: int, examples: Sequence[Any]) -> None:
+    """Score the current versions on examples, greedily, unless the store already knows the scores."""
+    made = {(v.label, v.step): v for v in x.store.validations()}
+    if not examples or (label, step) in made:
+        return
+    same = next((v for v in made.values() if v.adapters == state.versions and len(v.scores) == len(examples)), None)
+    start = time.monotonic()
+    if same is None or (examples is x.testset and same.label == "step"):
+        jobs = [Job(example_index=at, example=example, step=-1) for at, example in enumerate(examples)]
+        scores = tuple(rollout.reward for rollout in execute(x, state, jobs, "evaluate", temperature=0.0))
+    else:
+        scores = same.scores  # greedy answers of the same weights to the same examples
+    seconds = time.monotonic() - start
+    x.store.save_validation(
+        Validation(label=label, step=step, scores=scores, adapters=dict(state.versions), seconds=seconds)
+    )
+    x.watch.show(**{label: sum(scores) / len(scores)})
+
+
+def due(x: Experiment, step: int) -> bool:
+    """Whether the version before `step` is to be validated: at the start, every N steps, and at the end."""
+    every = x.settings.validate_every
+    return step == x.settings.steps or (every is not None and step % every == 0)
+
+
+def out_of_patience(x: Experiment) -> bool:
+    """Whether the last `patience` validations brought no new best."""
+    scores = [v.mean for v in x.store.validations() if v.label == "step"]
+    patience = x.settings.patience
+    return patience is not None and len(scores) > patience and max(scores[-patience:]) <= max(scores[:-patience])
+
+
+def best_versions(x: Experiment, state: State) -> dict[str, int]:
+    """Versions of the best validation, the latest of equals; the newest where nothing was validated."""
+    made = [v for v in x.store.validations() if v.label == "step" and v.scores]
+    return dict(max(made, key=lambda v: (v.mean, v.step)).adapters) if made else dict(state.versions)

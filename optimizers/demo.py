@@ -1,0 +1,65 @@
+"""The demo: three modules of a small model learn to count legs, on two cores."""
+
+from pathlib import Path
+from typing import Any
+
+from modpo.lm.policy import Policy
+from modpo.optimizers.run import compile_task
+from modpo.report import plot
+from modpo.store import Store
+from modpo.task import Task
+
+SETTINGS = {
+    "steps": 40,
+    "examples_per_step": 8,
+    "rollouts_per_example": 8,
+    "learning_rate": 2e-4,
+    "validate_every": 10,
+    "warm_start": {"epochs": 4, "learning_rate": 3e-4, "batch_size": 32},
+}
+MAX_TOKENS = 24
+MODEL = "smollm2-135m"
+
+# A run folder holds the task it was started on, so that it can be continued.
+_TASK_FILE = '''"""The task of this run; `modpo resume` loads it."""
+
+from modpo.optimizers.demo import demo_task
+
+task = demo_task(seed={seed})
+'''
+
+
+def demo_task(seed: int = 0) -> Task:
+    """The demo's task with a policy: an adapter each for planner, executor and verifier."""
+    from modpo.programs.demo import task
+
+    made = task(seed)
+    made.program.set_lm(Policy(MODEL).lm(max_tokens=MAX_TOKENS))
+    return made
+
+
+def run_demo(seed: int = 0, run_folder: Path = Path("runs/demo"), steps: int | None = None) -> dict[str, Any]:
+    """Compile the demo's program and draw its curve.
+
+    Returns:
+        ``before``, ``warm``, ``after`` (fractions), ``ci95_gain`` ([low, high] of after - warm), ``seconds``,
+        ``steps``, ``run`` and ``plot``.
+    """
+    run_folder.mkdir(parents=True, exist_ok=True)
+    file = run_folder / "task.py"
+    file.write_text(_TASK_FILE.format(seed=seed), encoding="utf-8")
+    settings = {**SETTINGS, "seed": seed, **({} if steps is None else {"steps": steps})}
+    target = f"{file.resolve()}:task"
+    result = compile_task(demo_task(seed), settings=settings, run_folder=run_folder, target=target)
+    with Store.open(run_folder) as store:
+        picture = plot(store, run_folder / "curve.png")
+    return {
+        "before": result.before,
+        "warm": result.warm,
+        "after": result.after,
+        "ci95_gain": list(result.ci95_gain or ()),
+        "seconds": result.seconds,
+        "steps": result.steps,
+        "run": str(result.run),
+        "plot": str(picture),
+    }

@@ -1,0 +1,206 @@
+"""What the weight optimizers share: a teleprompter that checks, records and runs an experiment."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import dspy
+from dspy.teleprompt.teleprompt import Teleprompter
+
+from modpo.config import Settings
+from modpo.credit import recipe
+from modpo.errors import ConfigError, ModpoError
+from modpo.estimate import Estimate, Phase
+from modpo.experiment import Experiment
+from modpo.lm.binding import Binding, bind, bound
+from modpo.lm.recorder import stamp_paths
+from modpo.loop import optimize
+from modpo.optimizers.checks import Traces, check, replay_all, traces_of
+from modpo.optimizers.progress import ProgressWatch
+from modpo.optimizers.result import RunResult, result_of
+from modpo.records import Call
+from modpo.store import RunInfo, Store
+from modpo.task import Metric
+
+
+class WeightOptimizer(Teleprompter):
+    """Trains the adapters of a program's policy modules; modules with any other LM stay frozen.
+
+    Args:
+        metric: `metric(example, prediction, trace=None)` gives a finite number, a bool or a
+            `dspy.Prediction` with `score`; higher is better.
+        traces: verified inputs and outputs per module path; with them, a warm start comes first.
+        run_folder: where the run is kept; None makes one under ``runs/``.
+        store_url: SQLAlchemy URL of the run's database; None is SQLite in the run folder.
+        name: of the task, for people.
+        target: what `modpo resume` loads the task from; None where it cannot.
+        resume: continue the run that the folder holds.
+        quiet: show no progress.
+        settings: any field of `modpo.Settings`.
+
+    Raises:
+        ConfigError: a setting is unknown or has a value that is not allowed.
+    """
+
+    recipe_name: ClassVar[str]
+
+    def __init__(
+        self,
+        metric: Metric,
+        *,
+        traces: Traces | None = None,
+        run_folder: Path | str | None = None,
+        store_url: str | None = None,
+        name: str = "task",
+        target: str | None = None,
+        resume: bool = False,
+        quiet: bool = False,
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        self.metric = metric
+        self.traces = traces
+        self.run_folder = None if run_folder is None else Path(run_folder)
+        self.store_url = store_url
+        self.name = name
+        self.target = target
+        self.resume = resume
+        self.quiet = quiet
+        self.settings = Settings.of(**{"recipe": self.recipe_name, **settings})
+        self.recipe = recipe(self.settings.recipe, **self.settings.recipe_options)
+        self.result: RunResult | None = None
+
+    def compile(
+        self,
+        student: dspy.Module,
+        *,
+        trainset: Sequence[dspy.Example],
+        teacher: dspy.Module | list[dspy.Module] | None = None,
+        valset: Sequence[dspy.Example] | None = None,
+        testset: Sequence[dspy.Example] | None = None,
+        traces: Traces | None = None,
+        num_threads: int | None = None,
+        max_errors: int | None = None,
+        seed: int | None = None,
+    ) -> dspy.Module:
+        """Train a copy of the student and return it; the student itself answers as before.
+
+        Args:
+            student: a program in which at least one module answers from a `modpo.Policy`.
+            trainset: examples with inputs marked.
+            teacher: a program (or the first of several) whose successful rollouts become traces.
+            valset: examples that choose the best version.
+            testset: examples for the reported scores; None reports on `valset`.
+            traces: instead of the optimizer's own.
+            num_threads: instead of the setting `threads`.
+            max_errors: instead of the setting of that name.
+            seed: instead of the setting of that name.
+
+        Returns:
+            The compiled program; `modpo_run` is its run folder, and the optimizer's `result` has the scores.
+
+        Raises:
+            ModpoError: something given cannot be used (before any work), or the run had to stop (all kept).
+        """
+        begun = time.monotonic()
+        changes = {"threads": num_threads, "max_errors": max_errors, "seed": seed}
+        settings = self.settings.model_copy(update={k: v for k, v in changes.items() if v is not None})
+        program = _copy(student)
+        binding = bind(program)
+        check(self.metric, program, binding, settings, {"trainset": trainset, "valset": valset, "testset": testset})
+        if settings.deterministic:
+            binding.policy.make_deterministic()
+        shown = traces or self.traces or self._taught(teacher, trainset, binding)
+        calls = replay_all(program, binding, shown)
+        with self._store(settings) as store, store.lock(), _standing(store):
+            with self._watch(settings, store, binding, calls, len(valset or ()), len(testset or valset or ())) as watch:
+                experiment = Experiment(
+                    program=program,
+                    binding=binding,
+                    metric=self.metric,
+                    settings=settings,
+                    recipe=self.recipe,
+                    trainset=trainset,
+                    valset=valset or (),
+                    testset=testset or (),
+                    traces=calls,
+                    store=store,
+                    watch=watch,
+                )
+                versions = optimize(experiment)
+            compiled = bound(program, binding.adapters, versions, store.folder)
+            compiled._compiled = True
+            compiled.modpo_run = store.folder
+            self.result = result_of(store, versions, time.monotonic() - begun)
+        return compiled
+
+    def _taught(
+        self, teacher: dspy.Module | list[dspy.Module] | None, trainset: Sequence[dspy.Example], binding: Binding
+    ) -> Traces:
+        first = teacher[0] if isinstance(teacher, list) and teacher else teacher
+        if not isinstance(first, dspy.Module):
+            return {}
+        return traces_of(first, trainset, self.metric, tuple(binding.adapters), self.settings.teacher_threshold)
+
+    def _store(self, settings: Settings) -> Store:
+        """Make the run's store, or open the one to continue."""
+        folder = self.run_folder or Path("runs") / f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        wanted = settings.model_dump(mode="json")
+        if not self.resume:
+            store = Store.create(folder, url=self.store_url)
+            store.save_run(RunInfo(name=self.name, optimizer=type(self).__name__, settings=wanted, target=self.target))
+            return store
+        store = Store.open(folder)
+        kept = dict(store.run().settings)
+        changed = sorted(name for name in wanted if kept.get(name) != wanted[name] and name != "steps")
+        if changed:
+            store.close()
+            raise ConfigError(
+                f"the run in {folder} was begun with other settings ({', '.join(changed)}); continue it with the same "
+                "ones (only steps may change), or name a new run folder"
+            )
+        store.set_status("running")
+        return store
+
+    def _watch(
+        self, s: Settings, store: Store, binding: Binding, calls: Mapping[str, Sequence[Call]], val: int, held: int
+    ) -> ProgressWatch:
+        done = (store.last_done_step("train") or -1) + 1
+        warmed = (store.last_done_step("warm") or -1) + 1
+        measured = {v.label for v in store.validations()}
+        every = s.validate_every or s.steps or 1
+        checks = max(s.steps - done, 0) // every + 1
+        reported = sum(label not in measured for label in ("before", "warm", "after"))
+        phases = (
+            Phase("evaluate", held * reported + val * checks, cost=1.0),
+            Phase("warm", sum(map(len, calls.values())) * max(s.warm_start.epochs - warmed, 0), cost=0.7),
+            Phase("train", max(s.steps - done, 0) * s.examples_per_step * s.rollouts_per_example, cost=2.0),
+        )
+        estimate = Estimate({phase.name: phase for phase in phases})
+        return ProgressWatch(estimate, binding.policy.sampler, quiet=self.quiet)
+
+
+def _copy(student: dspy.Module) -> dspy.Module:
+    """A copy whose predictors share the student's LMs."""
+    program = student.deepcopy()
+    lms = {path: predictor.lm for path, predictor in stamp_paths(student).items()}
+    for path, predictor in stamp_paths(program).items():
+        predictor.lm = lms[path]
+    return program
+
+
+@contextmanager
+def _standing(store: Store) -> Iterator[None]:
+    """Write down how the run ended."""
+    begun = time.monotonic()
+    try:
+        yield
+    except KeyboardInterrupt:
+        store.set_status("stopped", "interrupted")
+        raise
+    except ModpoError as error:
+        store.set_status("failed", str(error))
+        raise
+    store.set_status("done", seconds=round(time.monotonic() - begun, 1))
