@@ -154,7 +154,11 @@ def export(
 
     def work() -> Any:
         folder = _find(run, runs_dir)
-        paths = _call("modpo.lm.export:export", folder, out or folder / "export", merged=merged, version=version)
+        with Store.open(folder) as store:
+            versions = store.best_versions()
+        if version is not None:
+            versions = dict.fromkeys(versions, version)
+        paths = _call("modpo.lm.export:export", folder, versions, out or folder / "export", merged=merged)
         return {"run": folder, "merged": merged, "paths": paths}
 
     answer(as_json, work, lambda result: [Text(str(path), overflow="fold") for path in result["paths"]])

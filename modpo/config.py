@@ -55,7 +55,8 @@ class WarmStart(Frozen):
 class Settings(Frozen):
     """How an optimizer samples, credits, trains and validates.
 
-    Rates are AdamW's; `learning_rate` may map adapter names to rates. `temperature` is the one used
+    Rates are AdamW's; `learning_rate` may map adapter names to rates, 0 leaves an adapter as its warm start
+    made it. `temperature` is the one used
     while training; validation is greedy. `timeout_s` is per rollout. None always means off.
     """
 

@@ -44,7 +44,7 @@ def optimize(x: Experiment) -> dict[str, int]:
         assignment = assign(x.recipe, rollouts, set(x.binding.adapters))
         metrics = learn(x, state, rollouts, assignment)
         record(x, state, rollouts, assignment, metrics)
-    best = best_versions(x, state)
+    best = x.store.best_versions() or state.versions
     state.versions = dict(best)
     measure(x, state, "after", state.step - 1, x.heldout)
     return best
@@ -160,7 +160,10 @@ def learn(x: Experiment, state: State, rollouts: Sequence[Rollout], assignment: 
             call = rollouts[one.member.rollout].calls[one.member.call]
             if call.adapter == name:
                 lessons.append(Lesson(call, one.advantage, one.member.rollout))
-        stats = reinforce(state.trainer, name, lessons, x.recipe, _step(x, state, name))
+        step = _step(x, state, name)
+        if not step.learning_rate:
+            continue  # this adapter stays as its warm start left it
+        stats = reinforce(state.trainer, name, lessons, x.recipe, step)
         changed += [name] if stats["updates"] else []
         metrics |= {f"{name}.{key}": value for key, value in stats.items()}
     publish(x, state, tuple(changed))
@@ -238,9 +241,3 @@ def out_of_patience(x: Experiment) -> bool:
     scores = [v.mean for v in x.store.validations() if v.label == "step"]
     patience = x.settings.patience
     return patience is not None and len(scores) > patience and max(scores[-patience:]) <= max(scores[:-patience])
-
-
-def best_versions(x: Experiment, state: State) -> dict[str, int]:
-    """Versions of the best validation, the latest of equals; the newest where nothing was validated."""
-    made = [v for v in x.store.validations() if v.label == "step" and v.scores]
-    return dict(max(made, key=lambda v: (v.mean, v.step)).adapters) if made else dict(state.versions)

@@ -96,8 +96,7 @@ def evaluate(what: str, *, split: str = "test", limit: int | None = None) -> dic
         folder = Path(what)
         with Store.open(folder) as store:
             target = store.run().target or ""
-            made = [v for v in store.validations() if v.label in ("after", "step", "warm")]
-            versions = dict(made[-1].adapters) if made else {}
+            versions = store.best_versions()
         if not target:
             raise StoreError(f"the run in {what} was started from Python and names no task; evaluate it there")
     task = load_task(target)

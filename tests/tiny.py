@@ -1,14 +1,29 @@
-"""Tiny parts that stand in for large ones: a byte-level tokenizer with a ChatML template."""
+"""Tiny parts that stand in for large ones: a byte-level tokenizer with a ChatML template, and random models."""
 
 from functools import cache
+from pathlib import Path
+from typing import Literal
 
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from torch import nn
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+VOCABULARY = 258
+EOS = 1
+Kind = Literal["llama", "qwen3"]
+KINDS: tuple[Kind, ...] = ("llama", "qwen3")
 
 
 @cache
@@ -30,3 +45,43 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.chat_template = CHATML
     return tokenizer
+
+
+def tiny_model(kind: Kind = "llama", seed: int = 0) -> PreTrainedModel:
+    """A random fp32 model over `tiny_tokenizer`'s ids, sharp enough that its tokens differ in probability.
+
+    Llama: 2 layers, 4 heads of 12 on 2 keys, tied head. Qwen3: 3 layers, 4 heads of 16 on 1 key, norms on
+    queries and keys, a head of its own.
+    """
+    options = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.15,
+        "bos_token_id": 0,
+        "eos_token_id": EOS,
+        "pad_token_id": EOS,
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        if kind == "llama":
+            config = LlamaConfig(**options, num_hidden_layers=2, num_key_value_heads=2, tie_word_embeddings=True)
+            model = LlamaForCausalLM(config)
+        else:
+            config = Qwen3Config(
+                **options, num_hidden_layers=3, num_key_value_heads=1, head_dim=16, tie_word_embeddings=False
+            )
+            model = Qwen3ForCausalLM(config)
+        for name, weight in model.named_parameters():
+            if "norm" in name:  # ones hide a norm that is left out
+                nn.init.uniform_(weight, 0.5, 1.5)
+    return model.eval()
+
+
+def save_tiny(folder: Path, kind: Kind = "llama", seed: int = 0) -> str:
+    """Save a tiny model with its tokenizer; the folder's name, usable as `Policy(base=...)`."""
+    tiny_model(kind, seed).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)

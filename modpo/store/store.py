@@ -221,6 +221,13 @@ class Store:
         order = get_args(Label)
         return sorted(map(rows.validation_from, found), key=lambda made: (order.index(made.label), made.step))
 
+    def best_versions(self) -> dict[str, int]:
+        """Adapter versions of the best validation, the latest of equals; the newest where nothing was validated."""
+        made = [one for one in self.validations() if one.label == "step" and one.scores]
+        if made:
+            return dict(max(made, key=lambda one: (one.mean, one.step)).adapters)
+        return {file.name: file.version for file in self.latest_adapters()}
+
     def save_costs(self, totals: Iterable[Usage]) -> None:
         """Replace what each model has used by the ledger's totals."""
         costs = [{"run": self.run_id, **asdict(usage)} for usage in totals]

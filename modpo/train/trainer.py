@@ -51,6 +51,7 @@ class Trainer:
         self.device = next(model.parameters()).device
         self.lora = lora
         self.pack_tokens = 4096
+        self._recompute = False
         model.set_attn_implementation(register())  # type: ignore[operator]
         unwrap(model)  # a trainer before this one may have wrapped it
         self.layers = target_layers(model, lora)
@@ -63,11 +64,14 @@ class Trainer:
 
     def checkpoint_activations(self, on: bool) -> None:
         """Recompute layers in the backward pass instead of storing their activations."""
+        if on == self._recompute:
+            return
+        self._recompute = on
         self.model.train(on)  # transformers checkpoints only in training mode; causal LMs here have no dropout
-        if on:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-        elif self.model.is_gradient_checkpointing:
-            self.model.gradient_checkpointing_disable()  # type: ignore[operator]
+        switch = f"activation_checkpointing_{'enable' if on else 'disable'}"
+        if not hasattr(self.model, switch):  # the name before transformers 5.20
+            switch = switch.replace("activation", "gradient")
+        getattr(self.model, switch)()
 
     def adapter(self, name: str) -> Adapter:
         """The adapter of that name."""

@@ -88,6 +88,7 @@ class DecodeLayout:
 
     def shrink(self, kept: Tensor, owners: Tensor) -> Tensor:
         """Keep only the rows `kept`; `owners` [B] names their prompts. Returns the owners renumbered."""
+        renumbered: Tensor
         prompts, renumbered = torch.unique(owners, return_inverse=True)
         if len(prompts) < len(self.own_hidden):
             self.own = {layer: (k[prompts], v[prompts]) for layer, (k, v) in self.own.items()}

@@ -12,6 +12,7 @@ import torch
 from platformdirs import user_cache_path
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from modpo.errors import PolicyError
 from modpo.lm.local.pull import resolve
@@ -37,6 +38,7 @@ def load_base(name: str, dtype: Dtype, device: str | None) -> Base:
         PolicyError: the model cannot be found or read.
     """
     where = resolve(name)
+    disable_progress_bar()  # of transformers: ours is the only one
     chosen = fastest_dtype(device) if dtype == "auto" else dtype
     try:
         tokenizer = AutoTokenizer.from_pretrained(where)
