@@ -20,7 +20,7 @@ import dspy
 
 import modpo
 from modpo.errors import ModpoError, TaskError
-from modpo.optimizers.run import compile_task
+from modpo.optimizers.run import compile_task, keep_target
 from modpo.programs.xml import XMLPredict
 from modpo.task import Task
 
@@ -97,6 +97,13 @@ def banking(data: str, seed: int) -> Task:
     )
 
 
+def policy_task(data: str, seed: int, model: str) -> Task:
+    """Make the task with a policy: an adapter each for shortlist and decide."""
+    task = banking(data, seed)
+    task.program.set_lm(modpo.PolicyLM(modpo.Policy(model), max_tokens=MAX_TOKENS))
+    return task
+
+
 def write_traces(shown: Sequence[Any], intents: Sequence[str], rng: random.Random) -> dict[str, list[dspy.Example]]:
     """Show the format: the right intent leads a shortlist, but stands anywhere in what `decide` is given."""
     traces: dict[str, list[dspy.Example]] = {"shortlist": [], "decide": []}
@@ -132,11 +139,13 @@ def main() -> int:
 
 def compile_and_measure(options: argparse.Namespace) -> dict[str, Any]:
     """Compile with mmGRPO after a warm start; accuracies are fractions of the held-out messages, greedy."""
-    task = banking(options.data, options.seed)
-    task.program.set_lm(modpo.PolicyLM(modpo.Policy(options.model), max_tokens=MAX_TOKENS))
+    data = str(Path(options.data).resolve()) if Path(options.data).exists() else options.data
+    arguments = {"data": data, "seed": options.seed, "model": options.model}
+    task = policy_task(**arguments)
     folder = options.run or Path("runs") / f"banking77-seed{options.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     settings = {"steps": options.steps, "seed": options.seed}
-    result = compile_task(task, "MMGRPO", settings=settings, run_folder=folder, target=None)
+    target = keep_target(folder, f"{Path(__file__).resolve()}:policy_task", **arguments)
+    result = compile_task(task, "MMGRPO", settings=settings, run_folder=folder, target=target)
     return {
         "before": result.before,
         "warm": result.warm,

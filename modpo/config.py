@@ -83,6 +83,7 @@ class Settings(Frozen):
     patience: int | None = Field(default=None, ge=1, description="validations without a new best before stopping")
     seed: int = 0
     deterministic: bool = False
+    cpu_threads: int | None = Field(default=None, ge=1, description="of torch; deterministic runs keep their first")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -32,12 +32,12 @@ def optimize(x: Experiment) -> dict[str, int]:
         ModpoError: the run cannot go on; all that was done is kept.
     """
     state = restore(x)
-    measure(x, state, "before", -1, x.heldout)
+    measure(x, state, "before", -1)
     warm_start(x, state)
-    measure(x, state, "warm", -1, x.heldout)
+    measure(x, state, "warm", -1)
     while True:
         if due(x, state.step):
-            measure(x, state, "step", state.step - 1, x.valset)
+            measure(x, state, "step", state.step - 1)
         if state.step >= x.settings.steps or out_of_patience(x):
             break
         rollouts = sample(x, state)
@@ -46,7 +46,7 @@ def optimize(x: Experiment) -> dict[str, int]:
         record(x, state, rollouts, assignment, metrics)
     best = x.store.best_versions() or state.versions
     state.versions = dict(best)
-    measure(x, state, "after", state.step - 1, x.heldout)
+    measure(x, state, "after", state.step - 1)
     return best
 
 
@@ -62,12 +62,16 @@ def warm_start(x: Experiment, state: State) -> None:
     for epoch in range(0 if first is None else first + 1, x.settings.warm_start.epochs):
         metrics: dict[str, float] = {}
         for name, calls in taught.items():
-            seed = x.settings.seed * 1000 + epoch
             found = imitate(
-                state.trainer, name, calls, x.settings.warm_start, seed=seed, max_grad_norm=x.settings.max_grad_norm
+                state.trainer,
+                name,
+                calls,
+                x.settings.warm_start,
+                seed=x.settings.seed * 1000 + epoch,
+                max_grad_norm=x.settings.max_grad_norm,
+                on_batch=lambda size: x.watch.advance("warm", size),
             )
             metrics |= {f"{name}.{key}": value for key, value in found.items()}
-            x.watch.advance("warm", len(calls))
         publish(x, state, tuple(taught))
         files = tuple(state.files.values())
         x.store.save_step(StepRecord(step=epoch, phase="warm", metrics=metrics, adapters=files))
@@ -211,23 +215,26 @@ def record(
     prune(x, state)
 
 
-def measure(x: Experiment, state: State, label: Label, step: int, examples: Sequence[Any]) -> None:
-    """Score the current versions on examples, greedily, unless the store already knows the scores."""
-    made = {(v.label, v.step): v for v in x.store.validations()}
-    if not examples or (label, step) in made:
+def measure(x: Experiment, state: State, label: Label, step: int) -> None:
+    """Score the current versions greedily, unless the store already knows the scores.
+
+    ``step`` validations are on the validation set, and choose; all others are on the held-out examples, and report.
+    """
+    examples = x.valset if label == "step" else x.heldout
+    made = x.store.validations()
+    if not examples or (label, step) in {(v.label, v.step) for v in made}:
         return
-    same = next((v for v in made.values() if v.adapters == state.versions and len(v.scores) == len(examples)), None)
+    same = [v for v in made if not x.testset or (v.label == "step") == (label == "step")]
+    scores = next((v.scores for v in same if v.adapters == state.versions), None)
     start = time.monotonic()
-    if same is None or (examples is x.testset and same.label == "step"):
-        jobs = [Job(example_index=at, example=example, step=-1) for at, example in enumerate(examples)]
+    if scores is None:
+        jobs = [Job(example_index=at, example=example) for at, example in enumerate(examples)]
         scores = tuple(rollout.reward for rollout in execute(x, state, jobs, "evaluate", temperature=0.0))
-    else:
-        scores = same.scores  # greedy answers of the same weights to the same examples
     seconds = time.monotonic() - start
     x.store.save_validation(
         Validation(label=label, step=step, scores=scores, adapters=dict(state.versions), seconds=seconds)
     )
-    x.watch.show(**{label: sum(scores) / len(scores)})
+    x.watch.show(**{"validation" if label == "step" else label: sum(scores) / len(scores)})
 
 
 def due(x: Experiment, step: int) -> bool:

@@ -58,15 +58,16 @@ class Task:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def load_task(target: str) -> Task:
+def load_task(target: str, arguments: Mapping[str, Any] | None = None) -> Task:
     """Load the task that a target names.
 
     Args:
-        target: ``path/to/file.py:task``, ``package.module:task`` (a `Task`, or a function without arguments that
-            returns one), or a TOML file with the keys target, optimizer, name and [settings].
+        target: ``path/to/file.py:task``, ``package.module:task`` (a `Task`, or a function that returns one), or a
+            TOML file with the keys target, optimizer, name, [arguments] (of that function) and [settings].
+        arguments: keywords for the function.
 
     Raises:
-        TaskError: there is no such file, module or attribute, or it is no task.
+        TaskError: there is no such file, module or attribute, it is no task, or it does not take the arguments.
         ConfigError: the TOML file cannot be read.
     """
     if target.endswith(".toml"):
@@ -80,15 +81,27 @@ def load_task(target: str) -> Task:
         raise TaskError(f"{place} has no {name!r}; {nearest(name, public)}")
     value = getattr(module, name)
     if inspect.isfunction(value):
-        value = value()
+        value = value(**_fitting(value, target, arguments or {}))
+    elif arguments:
+        raise TaskError(f"{target} takes no arguments: it is a {type(value).__name__} and not a function")
     if not isinstance(value, Task):
         raise TaskError(f"{target} is a {type(value).__name__}, not a modpo.Task or a function that returns one")
     return value
 
 
+def _fitting(function: Callable[..., Any], target: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments, if the function can be called with them."""
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        advice = "give them under [arguments] in a TOML file" if not arguments else "mend [arguments]"
+        raise TaskError(f"{target} cannot be called with {dict(arguments)}: {error}; {advice}") from None
+    return arguments
+
+
 def _from_toml(path: Path) -> Task:
     table = read_toml(path)
-    allowed = ("target", "optimizer", "name", "settings")
+    allowed = ("target", "optimizer", "name", "arguments", "settings")
     for key in table:
         if key not in allowed:
             raise TaskError(f"unknown key {key!r} in {path}; {nearest(key, allowed)}")
@@ -99,7 +112,7 @@ def _from_toml(path: Path) -> Task:
     if place.endswith(".py"):
         # Paths in a file are meant from where the file lies.
         target = f"{path.parent / place}:{name}"
-    task = load_task(target)
+    task = load_task(target, table.get("arguments"))
     settings = {**task.settings, **table.get("settings", {})}
     optimizer, name = table.get("optimizer", task.optimizer), table.get("name", task.name)
     return replace(task, optimizer=optimizer, name=name, settings=settings)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from modpo.lm.policy import Policy
-from modpo.optimizers.run import compile_task
+from modpo.optimizers.run import compile_task, keep_target
 from modpo.report import plot
 from modpo.store import Store
 from modpo.task import Task
@@ -20,14 +20,6 @@ SETTINGS = {
 }
 MAX_TOKENS = 24
 MODEL = "smollm2-135m"
-
-# A run folder holds the task it was started on, so that it can be continued.
-_TASK_FILE = '''"""The task of this run; `modpo resume` loads it."""
-
-from modpo.optimizers.demo import demo_task
-
-task = demo_task(seed={seed})
-'''
 
 
 def demo_task(seed: int = 0) -> Task:
@@ -46,11 +38,8 @@ def run_demo(seed: int = 0, run_folder: Path = Path("runs/demo"), steps: int | N
         ``before``, ``warm``, ``after`` (fractions), ``ci95_gain`` ([low, high] of after - warm), ``seconds``,
         ``steps``, ``run`` and ``plot``.
     """
-    run_folder.mkdir(parents=True, exist_ok=True)
-    file = run_folder / "task.py"
-    file.write_text(_TASK_FILE.format(seed=seed), encoding="utf-8")
+    target = keep_target(run_folder, "modpo.optimizers.demo:demo_task", seed=seed)
     settings = {**SETTINGS, "seed": seed, **({} if steps is None else {"steps": steps})}
-    target = f"{file.resolve()}:task"
     result = compile_task(demo_task(seed), settings=settings, run_folder=run_folder, target=target)
     with Store.open(run_folder) as store:
         picture = plot(store, run_folder / "curve.png")

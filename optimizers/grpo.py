@@ -1,7 +1,7 @@
 """What the weight optimizers share: a teleprompter that checks, records and runs an experiment."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -104,17 +104,17 @@ class WeightOptimizer(Teleprompter):
         Raises:
             ModpoError: something given cannot be used (before any work), or the run had to stop (all kept).
         """
-        begun = time.monotonic()
         changes = {"threads": num_threads, "max_errors": max_errors, "seed": seed}
         settings = self.settings.model_copy(update={k: v for k, v in changes.items() if v is not None})
         program = _copy(student)
         binding = bind(program)
         check(self.metric, program, binding, settings, {"trainset": trainset, "valset": valset, "testset": testset})
         if settings.deterministic:
-            binding.policy.make_deterministic()
+            threads = binding.policy.make_deterministic(settings.cpu_threads or self._kept_threads())
+            settings = settings.model_copy(update={"cpu_threads": threads})
         shown = traces or self.traces or self._taught(teacher, trainset, binding)
         calls = replay_all(program, binding, shown)
-        with self._store(settings) as store, store.lock(), _standing(store):
+        with self._store(settings) as store, store.lock(), _standing(store) as seconds:
             with self._watch(settings, store, binding, calls, len(valset or ()), len(testset or valset or ())) as watch:
                 experiment = Experiment(
                     program=program,
@@ -133,7 +133,7 @@ class WeightOptimizer(Teleprompter):
             compiled = bound(program, binding.adapters, versions, store.folder)
             compiled._compiled = True
             compiled.modpo_run = store.folder
-            self.result = result_of(store, versions, time.monotonic() - begun)
+            self.result = result_of(store, versions, seconds())
         return compiled
 
     def _taught(
@@ -143,6 +143,14 @@ class WeightOptimizer(Teleprompter):
         if not isinstance(first, dspy.Module):
             return {}
         return traces_of(first, trainset, self.metric, tuple(binding.adapters), self.settings.teacher_threshold)
+
+    def _kept_threads(self) -> int | None:
+        """The number of threads that the run to continue was begun with."""
+        if not self.resume or self.run_folder is None:
+            return None
+        with Store.open(self.run_folder) as store:
+            kept: int | None = store.run().settings.get("cpu_threads")
+            return kept
 
     def _store(self, settings: Settings) -> Store:
         """Make the run's store, or open the one to continue."""
@@ -192,15 +200,19 @@ def _copy(student: dspy.Module) -> dspy.Module:
 
 
 @contextmanager
-def _standing(store: Store) -> Iterator[None]:
-    """Write down how the run ended."""
-    begun = time.monotonic()
+def _standing(store: Store) -> Iterator[Callable[[], float]]:
+    """Write down how the run ended; gives a clock of the seconds it has taken, earlier sittings included."""
+    begun = time.monotonic() - float(store.run().estimates.get("seconds", 0.0))
+
+    def seconds() -> float:
+        return round(time.monotonic() - begun, 1)
+
     try:
-        yield
+        yield seconds
     except KeyboardInterrupt:
-        store.set_status("stopped", "interrupted")
+        store.set_status("stopped", "interrupted", seconds=seconds())
         raise
     except ModpoError as error:
-        store.set_status("failed", str(error))
+        store.set_status("failed", str(error), seconds=seconds())
         raise
-    store.set_status("done", seconds=round(time.monotonic() - begun, 1))
+    store.set_status("done", seconds=seconds())

@@ -60,7 +60,7 @@ class ProgressWatch:
         """See `Watch.show`."""
         self._numbers |= numbers
         self._bar.update(self._task, rest=self._line())
-        self._say(", ".join(numbers))
+        self._say(f"step {numbers['step']:.0f}" if "step" in numbers else next(iter(numbers)))
 
     def _say(self, what: str) -> None:
         self._said = time.monotonic()
@@ -76,7 +76,7 @@ class ProgressWatch:
 
     def _line(self) -> str:
         rate = (self._count() - self._tokens) / max(time.monotonic() - self._start, 1e-9)
-        parts = [f"{name} {value:.{0 if name == 'step' else 2}f}" for name, value in self._numbers.items()]
+        parts = [f"{name.replace('_', ' ')} {value:.2f}" for name, value in self._numbers.items() if name != "step"]
         left = self.estimate.seconds_left
         rest = "time left unknown yet" if left is None else f"about {clock(left)} left"
         return ", ".join([*parts, f"{rate:.0f} tokens/s", rest])

@@ -18,7 +18,7 @@ class RunResult:
         warm: score after the warm start (as `before` where there was none).
         after: score of the compiled program.
         ci95_gain: paired bootstrap interval of after - warm.
-        seconds: wall time of this process's part of the run.
+        seconds: wall time of the run; of sittings that were killed, nothing.
         steps: RL steps done.
         versions: adapter versions of the compiled program.
     """

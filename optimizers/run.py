@@ -1,5 +1,6 @@
 """Tasks by name: compile one, continue a run of one, evaluate one."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,24 @@ def compile_task(
     assert chosen.result is not None
     compiled.save(str(chosen.result.run / "program.json"))
     return chosen.result
+
+
+def keep_target(folder: Path, target: str, **arguments: str | float | bool) -> str:
+    """Write down in a run folder how its task is made, so that the run can be continued from its folder alone.
+
+    Args:
+        target: a function, as `load_task` takes it.
+        arguments: what the function is called with.
+
+    Returns:
+        The target to give to `compile_task`.
+    """
+    lines = [f"target = {json.dumps(target)}", "", "[arguments]"]
+    lines += [f"{name} = {json.dumps(value)}" for name, value in arguments.items()]  # such JSON values are TOML too
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder.resolve() / "task.toml"
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(file)
 
 
 def resume(folder: Path) -> RunResult:

@@ -113,8 +113,17 @@ class Policy:
         """What makes the tokens."""
         return self._loaded[1] if self._sampler == "local" else self._sampler
 
-    def make_deterministic(self) -> None:
-        """Compute in fp32 and form batches independently of thread scheduling, from now on."""
+    def make_deterministic(self, cpu_threads: int | None = None) -> int:
+        """Compute in fp32 and form batches independently of thread scheduling, from now on.
+
+        Args:
+            cpu_threads: torch's number of threads; sums depend on it. None keeps the present one.
+
+        Returns:
+            The number of threads in use.
+        """
+        from modpo.lm.local.model import fix_threads
+
         with self._lock:
             if "_loaded" in self.__dict__ and self._loaded[0].dtype != "float32":
                 raise PolicyError("deterministic mode needs fp32: make the Policy with dtype='float32'")
@@ -123,6 +132,7 @@ class Policy:
             self.dtype, self.deterministic = "float32", True
             if "_loaded" in self.__dict__:
                 self._loaded[1].deterministic = True
+            return fix_threads(cpu_threads)
 
     @cached_property
     def _loaded(self) -> "tuple[Base, Any]":
@@ -154,8 +164,10 @@ class Policy:
         """A trainer with fresh adapters of these names on the base model, in place of any before it."""
         from modpo.train.trainer import Trainer
 
+        base = self._loaded[0]  # before the lock: loading takes a lock of its own first
         with self._lock:
-            self._trainer = Trainer(self._loaded[0].model, self.lora, adapters, seed=seed)
+            self._trainer = Trainer(base.model, self.lora, adapters, seed=seed)
+            self._trainer.deterministic = self.deterministic
             return self._trainer
 
     def state(self, adapter: str | None, version: int | None, run: str | None) -> dict[str, Any]:

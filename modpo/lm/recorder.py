@@ -278,7 +278,8 @@ class _Listener(BaseCallback):
             self._recorder.add(ticket, call)
 
     def on_adapter_parse_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-        record = self._recorder.parse_started(inputs["completion"])
+        # DSPy wraps a method that an adapter's subclass inherits once more: only the inner call names its arguments.
+        record = self._recorder.parse_started(inputs["completion"]) if "completion" in inputs else None
         if record is not None:
             self._parses[call_id] = record
 

@@ -1,7 +1,7 @@
 """Imitation: cross-entropy on verified traces, the warm start before reinforcement."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -12,7 +12,14 @@ from modpo.train.trie import Row
 
 
 def imitate(
-    trainer: Trainer, name: str, calls: Sequence[Call], warm: WarmStart, *, seed: int, max_grad_norm: float = 1.0
+    trainer: Trainer,
+    name: str,
+    calls: Sequence[Call],
+    warm: WarmStart,
+    *,
+    seed: int,
+    max_grad_norm: float = 1.0,
+    on_batch: Callable[[int], None] | None = None,
 ) -> dict[str, float]:
     """One epoch of cross-entropy (mean over the batch's completion tokens) for one adapter.
 
@@ -20,6 +27,7 @@ def imitate(
         calls: replayed traces of the adapter's modules.
         warm: batch size and learning rate.
         seed: orders the traces.
+        on_batch: is told the size of each batch that is done.
 
     Returns:
         Means over the epoch's batches: ``loss`` in nats per token, ``grad_norm``, and summed ``trie_tokens``.
@@ -34,6 +42,8 @@ def imitate(
         updates.append(
             trainer.update(name, rows, objective, learning_rate=warm.learning_rate, max_grad_norm=max_grad_norm)
         )
+        if on_batch is not None:
+            on_batch(len(batch))
     count = max(len(updates), 1)
     return {
         "loss": sum(update.loss for update in updates) / count,

@@ -146,7 +146,12 @@ def load_factors(folder: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], float]
 
 def load_adapter(adapter: Adapter, folder: Path) -> None:
     """Copy saved factors into an adapter of the same shape."""
-    factors, _ = load_factors(folder)
+    factors, scale = load_factors(folder)
+    if scale != adapter.lora.scale:
+        raise PolicyError(
+            f"the adapter in {folder} has alpha / rank = {scale}, this policy {adapter.lora.scale}; "
+            "set lora=LoRA(rank=..., alpha=...) to match"
+        )
     if {_key(path) for path in factors} != set(adapter.down):
         raise PolicyError(f"the adapter in {folder} acts on other layers than this policy's; check `lora` and the base")
     with torch.no_grad():

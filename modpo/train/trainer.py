@@ -1,6 +1,7 @@
 """Updates of adapters: rows are packed into tries, run through the base model, and credited token by token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from modpo.config import LoRA
+from modpo.credit.loss import add_stats
 from modpo.errors import PolicyError, nearest
 from modpo.train.attention import TrieLayout, register
 from modpo.train.head import token_logprobs
@@ -18,7 +20,7 @@ from modpo.train.trie import Pack, Row, pack_rows
 Objective = Callable[[Tensor, tuple[int, ...]], tuple[Tensor, dict[str, float]]]
 """Loss of a pack: (logprobs [N] of its rows' completion tokens, row after row; the rows' indices) -> (scalar, stats).
 
-Losses and stats of packs are added up, so an objective carries its own normalisation over the whole batch.
+Losses and stats of packs are joined (`add_stats`), so an objective carries its own normalisation over the whole batch.
 """
 
 
@@ -51,6 +53,7 @@ class Trainer:
         self.device = next(model.parameters()).device
         self.lora = lora
         self.pack_tokens = 4096
+        self.deterministic = False
         self._recompute = False
         model.set_attn_implementation(register())  # type: ignore[operator]
         unwrap(model)  # a trainer before this one may have wrapped it
@@ -106,7 +109,8 @@ class Trainer:
         for group in optimizer.param_groups:
             group["lr"], group["weight_decay"] = learning_rate, weight_decay
         optimizer.zero_grad(set_to_none=True)
-        update = self.accumulate(name, rows, objective, temperature)
+        with _deterministic(self.deterministic):
+            update = self.accumulate(name, rows, objective, temperature)
         norm = float(nn.utils.clip_grad_norm_(adapter.parameters(), max_grad_norm))
         if norm == norm and norm != float("inf"):  # a broken gradient must not reach the weights
             optimizer.step()
@@ -126,8 +130,7 @@ class Trainer:
                 entropy_sum += entropy.sum().item()
                 targets += len(pack.targets)
                 trie += len(pack.ids)
-                for key, value in found.items():
-                    stats[key] = stats.get(key, 0.0) + value
+                stats = add_stats((stats, found))
         row_tokens = sum(len(row.ids) for row in rows)
         return Update(loss_sum, 0.0, stats, row_tokens, trie, entropy_sum / max(targets, 1))
 
@@ -160,6 +163,17 @@ class Trainer:
         """Forget an optimizer's moments: another objective begins."""
         optimizer = self.optimizers[name]
         optimizer.load_state_dict({"state": {}, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+@contextmanager
+def _deterministic(on: bool) -> Iterator[None]:
+    """Within the block, sums over equal indices are made in a fixed order, if `on`."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(on or before)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def hidden_states(model: nn.Module, pack: Pack, layout: TrieLayout) -> Tensor:

@@ -96,8 +96,12 @@ class LocalSampler(Sampler):
             try:
                 self._answer(batch)
             except Exception as error:  # noqa: BLE001 - every caller of the batch must hear of it
-                failure = error if isinstance(error, ModpoError) else SamplerError(f"sampling failed: {error!r}")
-                failure.__cause__ = error
+                failure: ModpoError
+                if isinstance(error, ModpoError):
+                    failure = error
+                else:
+                    failure = SamplerError(f"sampling failed: {error!r}")
+                    failure.__cause__ = error
                 for _, future in batch:
                     if not future.done():
                         future.set_exception(failure)

@@ -112,11 +112,6 @@ def _slots(owners: Tensor) -> tuple[Tensor, Tensor]:
     return slots.to(owners.device), place.to(owners.device)
 
 
-def _take(source: Tensor, spans: Sequence[Span], skip: int) -> Tensor:
-    """Positions of `source` [Hkv, L, D] along spans, without the first `skip`."""
-    return torch.cat([source[:, start:stop] for start, stop in spans], dim=1)[:, skip:]
-
-
 def decode_layout(
     pack: Pack, kept: dict[int, Keys], lengths: list[int], shared: int, capacity: int
 ) -> tuple[DecodeLayout, Tensor]:

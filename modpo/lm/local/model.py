@@ -80,6 +80,13 @@ def fastest_dtype(device: str | None = None) -> str:
     return "bfloat16" if rates["bfloat16"] > rates["float32"] else "float32"
 
 
+def fix_threads(wanted: int | None) -> int:
+    """Set torch's number of CPU threads where one is wanted; returns the number in use."""
+    if wanted is not None:
+        torch.set_num_threads(wanted)
+    return torch.get_num_threads()
+
+
 def machine_rates() -> dict[str, float]:
     """Matrix-product rates of this machine's CPU in GFLOP/s by dtype, measured once and kept in the user cache."""
     file = user_cache_path("modpo") / "machine.json"

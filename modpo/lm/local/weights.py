@@ -49,9 +49,12 @@ class FoldedWeights:
 
     @torch.no_grad()
     def _fold(self, name: str, down: Tensor, up: Tensor, scale: float) -> nn.Parameter:
-        if name not in self._originals:
-            raise SamplerError(f"the adapter acts on {name!r}, which the base model does not have; check the base")
-        weight = self._originals[name]
+        weight = self._originals.get(name)
+        shape = (up.shape[0], down.shape[1])
+        if weight is None or weight.shape != shape:
+            raise SamplerError(
+                f"the adapter acts on {name!r} of shape {shape}, which the base model does not have; check the base"
+            )
         device = weight.device
         folded = torch.addmm(weight.float(), up.to(device), down.to(device), alpha=scale)
         return nn.Parameter(folded.to(weight.dtype), requires_grad=False)
