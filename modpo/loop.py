@@ -82,7 +82,9 @@ def warm_start(x: Experiment, state: State) -> None:
 
 def sample(x: Experiment, state: State) -> list[Rollout]:
     """The rollouts of a step: G of each example, drawn again while the recipe misses examples with spread."""
-    s, kept = x.settings, {(r.example, r.sample): r for r in x.store.rollouts(state.step) or ()}
+    s = x.settings
+    before = x.store.rollouts(state.step) or ()  # of an attempt that was interrupted; what the metric failed on is redone
+    kept = {(r.example, r.sample): r for r in before if r.failure != "metric"}
     rollouts: list[Rollout] = []
     for _ in range(x.recipe.max_draws):
         seen = {rollout.example for rollout in rollouts}
@@ -205,6 +207,7 @@ def record(
         )
     )
     state.step += 1
+    x.watch.advance("train", 0)  # the time of the update belongs to the step
     calls = [call for rollout in rollouts for call in rollout.calls]
     x.watch.show(
         step=state.step,
