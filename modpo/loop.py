@@ -83,7 +83,7 @@ def warm_start(x: Experiment, state: State) -> None:
 def sample(x: Experiment, state: State) -> list[Rollout]:
     """The rollouts of a step: G of each example, drawn again while the recipe misses examples with spread."""
     s = x.settings
-    before = x.store.rollouts(state.step) or ()  # of an attempt that was interrupted; what the metric failed on is redone
+    before = x.store.rollouts(state.step) or ()  # of an interrupted attempt; what the metric failed on is redone
     kept = {(r.example, r.sample): r for r in before if r.failure != "metric"}
     rollouts: list[Rollout] = []
     for _ in range(x.recipe.max_draws):
