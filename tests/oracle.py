@@ -1,4 +1,4 @@
-"""Row-by-row training in the plain way, the yardstick of the trie: transformers' own attention, full logits, autograd."""
+"""Row-by-row training in the plain way, the yardstick of the trie: own attention of transformers, full logits, autograd."""
 
 from collections.abc import Sequence
 
@@ -71,7 +71,9 @@ class Oracle:
 def trainer_gradients(trainer: Trainer, name: str = "a") -> dict[str, tuple[Tensor, Tensor]]:
     """Gradients that the trainer holds, in the oracle's form."""
     adapter = trainer.adapter(name)
-    return {key.replace("/", "."): (adapter.down[key].grad.clone(), adapter.up[key].grad.clone()) for key in adapter.down}
+    return {
+        key.replace("/", "."): (adapter.down[key].grad.clone(), adapter.up[key].grad.clone()) for key in adapter.down
+    }
 
 
 def assert_same(found: dict[str, tuple[Tensor, Tensor]], wanted: dict[str, tuple[Tensor, Tensor]]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 Span = tuple[int, int]
 
-BLOCK_TOKENS = 256  # queries handled at once: bounds score matrices and the waste of a causal half
+BLOCK_TOKENS = 128  # queries handled at once: bounds score matrices, and keys of siblings scored for nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 from platformdirs import user_cache_path
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
@@ -43,7 +44,7 @@ def load_base(name: str, dtype: Dtype, device: str | None) -> Base:
     try:
         tokenizer = AutoTokenizer.from_pretrained(where)
         model = AutoModelForCausalLM.from_pretrained(where, dtype=getattr(torch, chosen))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise PolicyError(
             f"cannot load the base model {name!r}: {str(error).splitlines()[0]}; give a folder, a hub id, "
             "or a name that `modpo model pull` knows"
