@@ -1,4 +1,4 @@
-"""Row-by-row training in the plain way, the yardstick of the trie: own attention of transformers, full logits, autograd."""
+"""Row-by-row training, the yardstick of the trie: attention as transformers has it, full logits, plain autograd."""
 
 from collections.abc import Sequence
 
