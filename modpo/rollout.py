@@ -175,13 +175,18 @@ class _Pool:
         return rollouts
 
     def _fill(self) -> None:
+        admitted: list[_Live] = []
         while self._pending and self._error is None:
             scoring = sum(live.scoring for live in self._live)
             if len(self._live) - scoring >= self.threads or scoring > self.threads:
-                return
-            self._start(*self._pending.popleft())
+                break
+            admitted.append(self._admit(*self._pending.popleft()))
+        for live in admitted:  # once the sampler knows of all: none must make a batch of its own
+            # Threads of ours inherit the caller's dspy settings; daemons, since one may be given up while it hangs.
+            context, name = contextvars.copy_context(), f"rollout-{live.index}"
+            threading.Thread(target=context.run, args=(self._work, live), name=name, daemon=True).start()
 
-    def _start(self, index: int, job: Job) -> None:
+    def _admit(self, index: int, job: Job) -> _Live:
         recorder = Recorder(
             run_seed=self.run_seed,
             step=job.step,
@@ -193,9 +198,7 @@ class _Pool:
         live = _Live(index, job, recorder, time.perf_counter() + limit)
         self._live.append(live)
         self.sampler.enter_rollout()
-        # Threads of ours inherit the caller's dspy settings; daemons, since one may be given up while it hangs.
-        context = contextvars.copy_context()
-        threading.Thread(target=context.run, args=(self._work, live), name=f"rollout-{index}", daemon=True).start()
+        return live
 
     def _next(self) -> tuple[_Live, _Ended | BaseException | None]:
         first = min(self._live, key=lambda live: live.deadline)

@@ -7,7 +7,7 @@ from modpo.lm.policy import Policy
 from modpo.optimizers.run import compile_task, keep_target
 from modpo.report import plot
 from modpo.store import Store
-from modpo.task import Task
+from modpo.task import Task, load_task
 
 SETTINGS = {
     "steps": 40,
@@ -16,7 +16,7 @@ SETTINGS = {
     # the verifier keeps its warm start: a verdict seldom changes an answer, so its rewards are mostly noise
     "learning_rate": {"planner": 2e-4, "executor": 1e-4, "verifier": 0.0},
     "validate_every": 10,
-    "warm_start": {"epochs": 4, "learning_rate": 3e-4, "batch_size": 32},
+    "warm_start": {"epochs": 4, "learning_rate": 3e-4, "batch_size": 8},
 }
 MAX_TOKENS = 24
 MODEL = "smollm2-135m"
@@ -24,9 +24,7 @@ MODEL = "smollm2-135m"
 
 def demo_task(seed: int = 0) -> Task:
     """The demo's task with a policy: an adapter each for planner, executor and verifier."""
-    from modpo.programs.demo import task
-
-    made = task(seed)
+    made = load_task("modpo.programs.demo:task", {"seed": seed})
     made.program.set_lm(Policy(MODEL).lm(max_tokens=MAX_TOKENS))
     return made
 

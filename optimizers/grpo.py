@@ -94,15 +94,12 @@ class WeightOptimizer(Teleprompter):
             valset: examples that choose the best version.
             testset: examples for the reported scores; None reports on `valset`.
             traces: instead of the optimizer's own.
-            num_threads: instead of the setting `threads`.
-            max_errors: instead of the setting of that name.
-            seed: instead of the setting of that name.
+            num_threads, max_errors, seed: instead of the settings `threads`, `max_errors` and `seed`.
 
         Returns:
             The compiled program; `modpo_run` is its run folder, and the optimizer's `result` has the scores.
 
-        Raises:
-            ModpoError: something given cannot be used (before any work), or the run had to stop (all kept).
+        Raises ModpoError: something given cannot be used (before any work), or the run had to stop (all kept).
         """
         changes = {"threads": num_threads, "max_errors": max_errors, "seed": seed}
         settings = self.settings.model_copy(update={k: v for k, v in changes.items() if v is not None})
@@ -130,10 +127,10 @@ class WeightOptimizer(Teleprompter):
                     watch=watch,
                 )
                 versions = optimize(experiment)
-            compiled = bound(program, binding.adapters, versions, store.folder)
-            compiled._compiled = True
-            compiled.modpo_run = store.folder
             self.result = result_of(store, versions, seconds())
+        compiled = bound(program, binding.adapters, versions, store.folder)
+        compiled._compiled = True  # the root only: DSPy passes over compiled submodules
+        compiled.modpo_run = store.folder
         return compiled
 
     def _taught(

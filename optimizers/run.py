@@ -16,7 +16,7 @@ from modpo.optimizers.grpo import WeightOptimizer
 from modpo.optimizers.result import RunResult
 from modpo.report import mean_interval
 from modpo.rollout import Job, run
-from modpo.store import Store
+from modpo.store import Store, is_run
 from modpo.task import Task, check_examples, load_task
 
 OPTIMIZERS = tuple(optimizers.__all__)
@@ -71,7 +71,12 @@ def keep_target(folder: Path, target: str, **arguments: str | float | bool) -> s
 
     Returns:
         The target to give to `compile_task`.
+
+    Raises:
+        StoreError: the folder already holds a run.
     """
+    if is_run(folder):
+        raise StoreError(f"{folder} already holds a run: continue it with `modpo resume`, or name a new folder")
     lines = [f"target = {json.dumps(target)}", "", "[arguments]"]
     lines += [f"{name} = {json.dumps(value)}" for name, value in arguments.items()]  # such JSON values are TOML too
     folder.mkdir(parents=True, exist_ok=True)

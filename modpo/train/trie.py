@@ -95,7 +95,7 @@ def pack_rows(rows: Sequence[Row], max_tokens: int) -> list[Pack]:
     for index in order:
         ids = rows[index].ids
         added = len(ids) - (shared_prefix(rows[chosen[-1]].ids, ids) if chosen else 0)
-        if chosen and size + added > max_tokens:
+        if chosen and added and size + added > max_tokens:
             packs.append(_pack(rows, chosen))
             chosen, size, added = [], 0, len(ids)
         chosen.append(index)

@@ -1,5 +1,6 @@
 """The local sampler: a queue that turns concurrent calls into batches for the model in this process."""
 
+import atexit
 import threading
 import time
 from collections.abc import Sequence
@@ -69,6 +70,7 @@ class LocalSampler(Sampler):
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="modpo-sampler", daemon=True)
                 self._thread.start()
+                atexit.register(self._end)
             self._waiting.append((request, future))
             self._arrived = time.monotonic()
             self._ready.notify_all()
@@ -91,6 +93,14 @@ class LocalSampler(Sampler):
             self._closed = True
             self._ready.notify_all()
 
+    def _end(self) -> None:
+        """Let the batch in work end before Python does: a thread inside torch at that time would abort the process."""
+        with self._ready:
+            self._waiting.clear()
+        self.close()
+        if self._thread is not None:
+            self._thread.join()
+
     def _serve(self) -> None:
         while batch := self._next_batch():
             try:
@@ -112,7 +122,7 @@ class LocalSampler(Sampler):
                 if self._closed and not self._waiting:
                     return []
                 self._ready.wait(self._patience())
-            self._waiting.sort(key=lambda waiting: waiting[0].key)
+            self._waiting.sort(key=lambda waiting: [(type(part).__name__, part) for part in waiting[0].key])
             size = len(self._waiting) if self.deterministic else self.max_batch
             batch, self._waiting = self._waiting[:size], self._waiting[size:]
             return batch
