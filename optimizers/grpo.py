@@ -102,7 +102,7 @@ class WeightOptimizer(Teleprompter):
         Raises ModpoError: something given cannot be used (before any work), or the run had to stop (all kept).
         """
         changes = {"threads": num_threads, "max_errors": max_errors, "seed": seed}
-        settings = self.settings.model_copy(update={k: v for k, v in changes.items() if v is not None})
+        settings = Settings.of(**self.settings.model_dump() | {k: v for k, v in changes.items() if v is not None})
         program = _copy(student)
         binding = bind(program)
         check(self.metric, program, binding, settings, {"trainset": trainset, "valset": valset, "testset": testset})
@@ -111,7 +111,8 @@ class WeightOptimizer(Teleprompter):
             settings = settings.model_copy(update={"cpu_threads": threads})
         shown = traces or self.traces or self._taught(teacher, trainset, binding)
         calls = replay_all(program, binding, shown)
-        with self._store(settings) as store, store.lock(), _standing(store) as seconds:
+        about = {"policy": binding.policy.describe(), "adapters": binding.adapters}  # loads the base, or says why not
+        with self._store(settings, about) as store, store.lock(), _standing(store) as seconds:
             with self._watch(settings, store, binding, calls, len(valset or ()), len(testset or valset or ())) as watch:
                 experiment = Experiment(
                     program=program,
@@ -149,13 +150,15 @@ class WeightOptimizer(Teleprompter):
             kept: int | None = store.run().settings.get("cpu_threads")
             return kept
 
-    def _store(self, settings: Settings) -> Store:
+    def _store(self, settings: Settings, about: Mapping[str, Any]) -> Store:
         """Make the run's store, or open the one to continue."""
         folder = self.run_folder or Path("runs") / f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         wanted = settings.model_dump(mode="json")
         if not self.resume:
             store = Store.create(folder, url=self.store_url)
-            store.save_run(RunInfo(name=self.name, optimizer=type(self).__name__, settings=wanted, target=self.target))
+            kind = type(self).__name__
+            info = RunInfo(name=self.name, optimizer=kind, settings=wanted, target=self.target, program=about)
+            store.save_run(info)
             return store
         store = Store.open(folder)
         kept = dict(store.run().settings)

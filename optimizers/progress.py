@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from modpo.estimate import Estimate
 
 PLAIN_EVERY_S = 20.0
+TRUSTED_UNITS = 16  # rollouts end in batches: the first of one says nothing about the rate
 
 
 class ProgressWatch:
@@ -77,7 +78,8 @@ class ProgressWatch:
     def _line(self) -> str:
         rate = (self._count() - self._tokens) / max(time.monotonic() - self._start, 1e-9)
         parts = [f"{name.replace('_', ' ')} {value:.2f}" for name, value in self._numbers.items() if name != "step"]
-        left = self.estimate.seconds_left
+        done = sum(phase.done for phase in self.estimate.phases.values())
+        left = self.estimate.seconds_left if done >= TRUSTED_UNITS else None
         rest = "time left unknown yet" if left is None else f"about {clock(left)} left"
         return ", ".join([*parts, f"{rate:.0f} tokens/s", rest])
 

@@ -18,18 +18,25 @@ def test_a_span_of_time_reads_well(seconds: float, text: str) -> None:
 
 def watched(*, quiet: bool = False) -> ProgressWatch:
     times = iter(range(0, 1000, 10))
-    phases = {"evaluate": Phase("evaluate", 10, 1.0), "train": Phase("train", 30, 2.0)}
+    phases = {"evaluate": Phase("evaluate", 20, 1.0), "train": Phase("train", 30, 2.0)}
     return ProgressWatch(Estimate(phases, clock=lambda: float(next(times))), Sampler(), quiet=quiet)
 
 
 def test_numbers_speed_and_time_left_go_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     with watched() as watch:
-        watch.advance("evaluate", 10)
+        watch.advance("evaluate", 20)
         watch.show(step=3, reward=0.25, parse_failures=0.5)
     out, err = capsys.readouterr()
-    # 10 units took 10 s; 30 units of twice the cost are left
-    assert "10/40 step 3: reward 0.25, parse failures 0.50, 0 tokens/s, about 1 min left" in err
+    # 20 units took 10 s; 30 units of twice the cost are left
+    assert "20/50 step 3: reward 0.25, parse failures 0.50, 0 tokens/s, about 30 s left" in err
     assert out == ""
+
+
+def test_a_few_units_are_not_trusted_with_a_forecast(capsys: pytest.CaptureFixture[str]) -> None:
+    with watched() as watch:
+        watch.advance("evaluate", 3)
+        watch.show(reward=1.0)
+    assert "time left unknown yet" in capsys.readouterr().err
 
 
 def test_nothing_is_shown_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ task = modpo.Task(
 )
 """
 SETTINGS = {
-    "steps": 4,
+    "steps": 3,
     "examples_per_step": 4,
     "rollouts_per_example": 4,
     "learning_rate": 5e-3,

@@ -1,7 +1,7 @@
 """Bad input: a clear error, before any work where it can be known by then, and nothing lost."""
 
+import json
 import math
-import sqlite3
 
 import dspy
 import pytest
@@ -11,7 +11,7 @@ import modpo
 from modpo.errors import ConfigError, MetricError, PolicyError, RunVersionError, StoreError, TaskError
 from modpo.optimizers import MMGRPO, FlowGRPO
 from modpo.optimizers.run import compile_task, resume
-from modpo.store import Store
+from modpo.store import LAYOUT, Store
 from tests.e2e.model import asked, heldout, policy, program, right, traces, trainset
 
 SMALL = {"steps": 2, "examples_per_step": 4, "rollouts_per_example": 2, "learning_rate": 5e-3, "validate_every": None}
@@ -168,7 +168,7 @@ def test_past_the_bound_a_raising_metric_stops_the_run_and_it_can_go_on(compiles
     info, rollouts = kept(tmp_path)
     assert info.status == "failed"
     assert len(rollouts) == 16
-    result = compiles(metric=right, examples_per_step=8, max_errors=100, resume=True, steps=3)
+    result = compiles(metric=right, examples_per_step=8, max_errors=0, resume=True, steps=3)
     assert result.steps == 3
 
 
@@ -190,11 +190,11 @@ def test_a_run_folder_in_use(compiles, tmp_path):
 
 def test_a_run_folder_of_another_version(compiles, tmp_path):
     compiles(steps=0)
-    with sqlite3.connect(tmp_path / "run" / "run.db") as database:
-        database.execute("update run set layout = layout + 1")
-    with pytest.raises(RunVersionError, match="version"):
+    marker = tmp_path / "run" / "modpo.json"
+    marker.write_text(json.dumps({**json.loads(marker.read_text()), "layout": LAYOUT + 1}))
+    with pytest.raises(RunVersionError, match=f"layout {LAYOUT + 1}"):
         compiles(resume=True)
-    with pytest.raises(RunVersionError, match="version"):
+    with pytest.raises(RunVersionError, match=f"layout {LAYOUT + 1}"):
         resume(tmp_path / "run")
 
 

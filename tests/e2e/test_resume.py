@@ -88,13 +88,6 @@ def test_a_run_killed_again_and_again_ends_as_an_unbroken_one(place):
         assert store.run().status == "done"
 
 
-def test_a_finished_run_gives_its_result_again(place):
-    folder, _, whole = place
-    again = cli.modpo_json("resume", folder / "whole", MARKS=str(folder / "marks-again"))
-    assert again["steps"] == 4
-    assert story(folder / "whole") == whole
-
-
 def test_a_second_process_on_a_run_is_refused(place):
     folder = place[0]
     with Store.open(folder / "whole") as store, store.lock():

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from modpo.errors import PolicyError
 from tests.e2e.cli import environment
 from tests.e2e.model import Guess, calls_of, heldout
 
@@ -49,7 +48,7 @@ def test_a_run_folder_that_is_gone_is_named(trained, tmp_path):
     (tmp_path / "lost.json").write_text(text)
     program = Guess()
     program.load(str(tmp_path / "lost.json"), allow_unsafe_lm_state=True)
-    with pytest.raises(PolicyError, match="/nowhere/run"):
+    with pytest.raises(Exception, match="run folder of this program is not at /nowhere/run"):
         program(q="a6")
 
 
@@ -59,11 +58,11 @@ def test_loading_asks_for_leave(trained, tmp_path):
         Guess().load(str(tmp_path / "program.json"))
 
 
-def test_a_pickled_program_holds_no_weights(trained, tmp_path):
+def test_a_pickled_program_holds_no_weights(trained, base):
     import cloudpickle
 
     data = cloudpickle.dumps(trained.compiled)
-    assert len(data) < 50_000
+    assert len(data) < (base / "model.safetensors").stat().st_size / 2
     assert calls_of(cloudpickle.loads(data), heldout()[:4]) == calls_of(trained.compiled, heldout()[:4])
 
 
