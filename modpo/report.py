@@ -145,6 +145,7 @@ def _head(known: Mapping[str, Any]) -> Table:
         "task": known["name"],
         "target": known["target"],
         "optimizer": known["optimizer"],
+        "policy": (known["program"] or {}).get("policy"),
         "status": f"{known['status']}: {known['message']}" if known["message"] else known["status"],
         "steps": f"{len(trained)} of {known['settings'].get('steps', '?')}, warm start {len(done) - len(trained)}",
         "reward": f"{trained[0]['reward']:.3f} → {trained[-1]['reward']:.3f}" if _rewarded(trained) else None,

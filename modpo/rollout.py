@@ -9,9 +9,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
+from weakref import WeakSet
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError
+from tqdm import tqdm
 
 from modpo.errors import MetricError, ModpoError, PromptTooLongError, RolloutTimeoutError
 from modpo.lm.recorder import PATH, Recorder, current_recorder, describe, stamp_paths
@@ -78,11 +80,25 @@ def run(
     """
     # A cut-off answer is ordinary data here; DSPy would warn of each one.
     logging.getLogger("dspy.clients.lm").addFilter(_not_in_a_rollout)
+    if not isinstance(tqdm._instances, _Bars):
+        tqdm._instances = _Bars(tqdm._instances)
     stamp_paths(program)
     copies = _Copies(program)
     return _Pool(
         jobs, copies, metric, sampler, threads, timeout_s, failure_reward, temperature, run_seed, on_done
     ).run()
+
+
+@final
+class _Bars(WeakSet[Any]):
+    """Progress bars, any of which may be gone already: `dspy.Parallel` clears tqdm's set whenever it starts.
+
+    With several rollouts that use it, one clears the set while another's bar is about to leave it, and tqdm raises.
+    """
+
+    def remove(self, item: Any) -> None:
+        """Remove a bar if it is there."""
+        self.discard(item)
 
 
 def _not_in_a_rollout(record: logging.LogRecord) -> bool:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +24,9 @@ from modpo.optimizers.result import RunResult, result_of
 from modpo.records import Call
 from modpo.store import RunInfo, Store
 from modpo.task import Metric
+
+MAY_CHANGE = frozenset({"max_errors", "patience", "steps", "threads", "timeout_s"})
+"""Settings that may differ when a run goes on: they bound the work and do not shape it."""
 
 
 class WeightOptimizer(Teleprompter):
@@ -106,8 +110,9 @@ class WeightOptimizer(Teleprompter):
         program = _copy(student)
         binding = bind(program)
         check(self.metric, program, binding, settings, {"trainset": trainset, "valset": valset, "testset": testset})
+        settings = self._begun(settings)
         if settings.deterministic:
-            threads = binding.policy.make_deterministic(settings.cpu_threads or self._kept_threads())
+            threads = binding.policy.make_deterministic(settings.cpu_threads)
             settings = settings.model_copy(update={"cpu_threads": threads})
         shown = traces or self.traces or self._taught(teacher, trainset, binding)
         calls = replay_all(program, binding, shown)
@@ -142,34 +147,38 @@ class WeightOptimizer(Teleprompter):
             return {}
         return traces_of(first, trainset, self.metric, tuple(binding.adapters), self.settings.teacher_threshold)
 
-    def _kept_threads(self) -> int | None:
-        """The number of threads that the run to continue was begun with."""
+    def _begun(self, settings: Settings) -> Settings:
+        """The settings with the number of threads that the run to continue was begun with.
+
+        Raises:
+            RunLockedError: another process works on that run.
+            ConfigError: it was begun with other settings.
+        """
         if not self.resume or self.run_folder is None:
-            return None
-        with Store.open(self.run_folder) as store:
-            kept: int | None = store.run().settings.get("cpu_threads")
-            return kept
+            return settings
+        with Store.open(self.run_folder) as store, store.lock():
+            kept = Settings.of(**store.run().settings)
+        settings = settings.model_copy(update={"cpu_threads": settings.cpu_threads or kept.cpu_threads})
+        fixed = set(Settings.model_fields) - MAY_CHANGE
+        changed = sorted(name for name in fixed if getattr(kept, name) != getattr(settings, name))
+        if changed:
+            raise ConfigError(
+                f"the run in {self.run_folder} was begun with other settings ({', '.join(changed)}); continue it with "
+                f"the same ones (only {', '.join(sorted(MAY_CHANGE))} may change), or name a new run folder"
+            )
+        return settings
 
     def _store(self, settings: Settings, about: Mapping[str, Any]) -> Store:
         """Make the run's store, or open the one to continue."""
         folder = self.run_folder or Path("runs") / f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         wanted = settings.model_dump(mode="json")
-        if not self.resume:
-            store = Store.create(folder, url=self.store_url)
-            kind = type(self).__name__
-            info = RunInfo(name=self.name, optimizer=kind, settings=wanted, target=self.target, program=about)
-            store.save_run(info)
+        if self.resume:
+            store = Store.open(folder)
+            store.save_run(replace(store.run(), settings=wanted, status="running", message=""))
             return store
-        store = Store.open(folder)
-        kept = dict(store.run().settings)
-        changed = sorted(name for name in wanted if kept.get(name) != wanted[name] and name != "steps")
-        if changed:
-            store.close()
-            raise ConfigError(
-                f"the run in {folder} was begun with other settings ({', '.join(changed)}); continue it with the same "
-                "ones (only steps may change), or name a new run folder"
-            )
-        store.set_status("running")
+        store = Store.create(folder, url=self.store_url)
+        kind = type(self).__name__
+        store.save_run(RunInfo(name=self.name, optimizer=kind, settings=wanted, target=self.target, program=about))
         return store
 
     def _watch(
@@ -187,7 +196,8 @@ class WeightOptimizer(Teleprompter):
             Phase("train", max(s.steps - done, 0) * s.examples_per_step * s.rollouts_per_example, cost=2.0),
         )
         estimate = Estimate({phase.name: phase for phase in phases})
-        return ProgressWatch(estimate, binding.policy.sampler, quiet=self.quiet)
+        about = f"{binding.policy.describe()}; run folder {store.folder}"
+        return ProgressWatch(estimate, binding.policy.sampler, about=about, quiet=self.quiet)
 
 
 def _copy(student: dspy.Module) -> dspy.Module:

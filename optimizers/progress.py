@@ -19,14 +19,16 @@ class ProgressWatch:
 
     Args:
         estimate: forecasts the rest; told of every unit.
-        tokens: how many tokens were sampled so far, read when shown.
+        sampler: its `sampled_tokens` are read when the speed is shown.
+        about: said first.
         quiet: show nothing.
     """
 
-    def __init__(self, estimate: Estimate, sampler: object = None, *, quiet: bool = False) -> None:
+    def __init__(self, estimate: Estimate, sampler: object = None, *, about: str = "", quiet: bool = False) -> None:
         self.estimate = estimate
         self._sampler = sampler
         self._quiet = quiet
+        self._about = about
         self._numbers: dict[str, float] = {}
         self._start = self._said = time.monotonic()
         self._tokens = self._count()
@@ -44,6 +46,8 @@ class ProgressWatch:
         self._task: TaskID = self._bar.add_task("starting", total=self._total(), rest="")
 
     def __enter__(self) -> Self:
+        if self._about and not self._quiet:
+            self._console.print(self._about, soft_wrap=True, highlight=False)
         self._bar.start()
         return self
 

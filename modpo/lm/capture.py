@@ -133,9 +133,14 @@ class PolicyEngine:
 
     @classmethod
     def load_state(cls, state: dict[str, Any]) -> Self:
-        """Find the policy again, loading it once per process, and answer with the saved adapter version."""
+        """Find the policy again, one per process, and answer with the saved adapter version.
+
+        Raises:
+            PolicyError: the run folder, or that version in it, is gone.
+        """
         from modpo.lm.policy import Policy
 
+        find_version(state["run"], state["adapter"], state["version"])
         return cls(Policy.attach(state), state["adapter"], state["version"], state["run"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

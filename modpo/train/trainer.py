@@ -71,10 +71,7 @@ class Trainer:
             return
         self._recompute = on
         self.model.train(on)  # transformers checkpoints only in training mode; causal LMs here have no dropout
-        switch = f"activation_checkpointing_{'enable' if on else 'disable'}"
-        if not hasattr(self.model, switch):  # the name before transformers 5.20
-            switch = switch.replace("activation", "gradient")
-        getattr(self.model, switch)()
+        getattr(self.model, f"activation_checkpointing_{'enable' if on else 'disable'}")()
 
     def adapter(self, name: str) -> Adapter:
         """The adapter of that name."""
