@@ -134,11 +134,16 @@ def show(
 
 
 @app.command()
-def resume(run: Run, runs_dir: RunsDir = RUNS, as_json: Json = False) -> None:
+def resume(
+    run: Run,
+    steps: Annotated[int | None, typer.Option(min=0, help="RL steps in all, to lengthen or cut the run.")] = None,
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
+) -> None:
     """Continue a run that was stopped."""
     folder = _find(run, runs_dir)
     with _resumable(folder):
-        answer(as_json, lambda: _call("modpo.optimizers.run:resume", folder), _of_run)
+        answer(as_json, lambda: _call("modpo.optimizers.run:resume", folder, steps=steps), _of_run)
 
 
 @app.command()

@@ -85,8 +85,11 @@ def keep_target(folder: Path, target: str, **arguments: str | float | bool) -> s
     return str(file)
 
 
-def resume(folder: Path) -> RunResult:
+def resume(folder: Path, steps: int | None = None) -> RunResult:
     """Continue a run where it was stopped; a finished one gives its result again.
+
+    Args:
+        steps: RL steps in all, where it is to be longer or shorter than it was begun.
 
     Raises:
         StoreError: the folder holds no run, or one whose task cannot be found by name.
@@ -99,7 +102,7 @@ def resume(folder: Path) -> RunResult:
             f"run_folder={str(folder)!r} and resume=True"
         )
     task = load_task(info.target)
-    settings = dict(info.settings)
+    settings = {**info.settings, **({} if steps is None else {"steps": steps})}
     return compile_task(task, info.optimizer, settings=settings, run_folder=folder, target=info.target, resume=True)
 
 

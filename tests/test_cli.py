@@ -171,7 +171,7 @@ def test_the_other_commands_pass_on_what_they_were_given(
     stand_in(
         monkeypatch,
         "modpo.optimizers.run",
-        resume=lambda folder: RunResult(folder, 0.5),
+        resume=lambda folder, *, steps: RunResult(folder, 0.5),
         evaluate=lambda what, *, split, limit: {"what": what, "split": split, "limit": limit, "score": 0.12345},
     )
     stand_in(
@@ -182,9 +182,12 @@ def test_the_other_commands_pass_on_what_they_were_given(
     stand_in(
         monkeypatch,
         "modpo.lm.export",
-        export=lambda folder, out, *, merged, version: [out / f"{folder.name}-{merged}-{version}"],
+        export=lambda folder, versions, out, *, merged: [out / f"{folder.name}-{merged}-{versions}"],
     )
     stand_in(monkeypatch, "modpo.lm.local.pull", pull=lambda name: Path("cache") / name)
+
+    best = {"plan": 3, "solve": 2}
+    monkeypatch.setattr(Store, "best_versions", lambda self: best)
 
     def said(*words: object) -> Any:
         result = modpo(*words, "--json")
@@ -201,8 +204,10 @@ def test_the_other_commands_pass_on_what_they_were_given(
     }
     assert said("demo", "--seed", 2, "--run", "x") == {"run": str(run), "seed": 2, "steps": 40, "into": "x"}
     assert said("demo", "--steps", 0)["steps"] == 0
-    assert said("export", "legs-1", "--merged", "--version", 0)["paths"] == [str(run / "export" / "legs-1-True-0")]
-    assert said("export", "legs-1", "--out", "o")["paths"] == ["o/legs-1-False-None"]
+    assert said("export", "legs-1", "--merged", "--version", 0)["paths"] == [
+        str(run / "export" / f"legs-1-True-{dict.fromkeys(best, 0)}")
+    ]
+    assert said("export", "legs-1", "--out", "o")["paths"] == [f"o/legs-1-False-{best}"]
     assert said("model", "pull", "smollm2-135m") == {"name": "smollm2-135m", "folder": "cache/smollm2-135m"}
     assert "0.1235" in modpo("eval", "legs-1").stdout
     assert "export" in modpo("export", "legs-1").stdout
@@ -216,7 +221,7 @@ def test_errors_and_ctrl_c_in_the_work(
 ) -> None:
     raised: list[BaseException] = [TaskError("first\nsecond"), KeyError("x"), KeyboardInterrupt()]
 
-    def resume(folder: Path) -> None:
+    def resume(folder: Path, steps: int | None) -> None:
         raise raised.pop(0)
 
     stand_in(monkeypatch, "modpo.optimizers.run", resume=resume)
