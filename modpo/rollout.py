@@ -1,7 +1,6 @@
 """Runs a program on examples; whatever goes wrong inside a run is data, and is kept."""
 
 import contextvars
-import logging
 import queue
 import threading
 import time
@@ -9,14 +8,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
-from weakref import WeakSet
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError
-from tqdm import tqdm
 
 from modpo.errors import MetricError, ModpoError, PromptTooLongError, RolloutTimeoutError
-from modpo.lm.recorder import PATH, Recorder, current_recorder, describe, stamp_paths
+from modpo.lm.calm import calm_dspy
+from modpo.lm.recorder import PATH, Recorder, describe, stamp_paths
 from modpo.lm.sampler import Sampler
 from modpo.records import Failure, Rollout
 from modpo.task import Metric, apply_metric, as_score, prediction_text
@@ -78,31 +76,12 @@ def run(
         ModpoError: the sampler or the policy cannot work (`SamplerError`, `PolicyError`).
         All of these carry the rollouts that ended, in job order, as `error.rollouts`.
     """
-    # A cut-off answer is ordinary data here; DSPy would warn of each one.
-    logging.getLogger("dspy.clients.lm").addFilter(_not_in_a_rollout)
-    if not isinstance(tqdm._instances, _Bars):
-        tqdm._instances = _Bars(tqdm._instances)
+    calm_dspy()
     stamp_paths(program)
     copies = _Copies(program)
     return _Pool(
         jobs, copies, metric, sampler, threads, timeout_s, failure_reward, temperature, run_seed, on_done
     ).run()
-
-
-@final
-class _Bars(WeakSet[Any]):
-    """Progress bars, any of which may be gone already: `dspy.Parallel` clears tqdm's set whenever it starts.
-
-    With several rollouts that use it, one clears the set while another's bar is about to leave it, and tqdm raises.
-    """
-
-    def remove(self, item: Any) -> None:
-        """Remove a bar if it is there."""
-        self.discard(item)
-
-
-def _not_in_a_rollout(record: logging.LogRecord) -> bool:
-    return "truncated" not in record.getMessage() or current_recorder() is None
 
 
 @final

@@ -110,10 +110,7 @@ class WeightOptimizer(Teleprompter):
         program = _copy(student)
         binding = bind(program)
         check(self.metric, program, binding, settings, {"trainset": trainset, "valset": valset, "testset": testset})
-        settings = self._begun(settings)
-        if settings.deterministic:
-            threads = binding.policy.make_deterministic(settings.cpu_threads)
-            settings = settings.model_copy(update={"cpu_threads": threads})
+        settings = _fixed(self._begun(settings), binding)
         shown = traces or self.traces or self._taught(teacher, trainset, binding)
         calls = replay_all(program, binding, shown)
         about = {"policy": binding.policy.describe(), "adapters": binding.adapters}  # loads the base, or says why not
@@ -198,6 +195,13 @@ class WeightOptimizer(Teleprompter):
         estimate = Estimate({phase.name: phase for phase in phases})
         about = f"{binding.policy.describe()}; run folder {store.folder}"
         return ProgressWatch(estimate, binding.policy.sampler, about=about, quiet=self.quiet)
+
+
+def _fixed(settings: Settings, binding: Binding) -> Settings:
+    """The settings, with the number of threads that a deterministic run keeps."""
+    if not settings.deterministic:
+        return settings
+    return settings.model_copy(update={"cpu_threads": binding.policy.make_deterministic(settings.cpu_threads)})
 
 
 def _copy(student: dspy.Module) -> dspy.Module:

@@ -181,7 +181,7 @@ def test_verifier_traces_accept_exactly_what_follows(task: Task) -> None:
     assert task.traces is not None
     examples = task.traces["verifier"]
     assert [follows(example) for example in examples] == [example.ok == "yes" for example in examples]
-    assert 30 <= sum(example.ok == "yes" for example in examples) <= 66
+    assert 60 <= sum(example.ok == "yes" for example in examples) <= 84
 
 
 def test_the_task_is_a_function_of_its_seed() -> None:

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from modpo.errors import PolicyError
 from tests.e2e.cli import environment
 from tests.e2e.model import Guess, calls_of, heldout
 
@@ -47,9 +48,8 @@ def test_a_run_folder_that_is_gone_is_named(trained, tmp_path):
     text = json.dumps(_saved(trained, tmp_path)).replace(str(trained.run.parent), "/nowhere")
     (tmp_path / "lost.json").write_text(text)
     program = Guess()
-    program.load(str(tmp_path / "lost.json"), allow_unsafe_lm_state=True)
-    with pytest.raises(Exception, match="run folder of this program is not at /nowhere/run"):
-        program(q="a6")
+    with pytest.raises(PolicyError, match="run folder of this program is not at /nowhere/run"):
+        program.load(str(tmp_path / "lost.json"), allow_unsafe_lm_state=True)
 
 
 def test_loading_asks_for_leave(trained, tmp_path):
