@@ -36,6 +36,7 @@ from modpo.train.trie import Row, trie_tokens
 
 PROMPTS, SAMPLES, SHARED, OWN, NEW = 4, 8, 330, 100, 32
 RATE = 1e-4
+MICRO = 8  # rows per forward pass of the other sides, as memory of 24 GB allows
 
 
 @dataclass(frozen=True)
@@ -107,12 +108,12 @@ def rows_side(dtype: str, shape: Shape) -> Callable[[int], int]:
                 input_ids=prompts, attention_mask=torch.ones_like(prompts), do_sample=True, temperature=1.0, top_k=0,
                 max_new_tokens=NEW, min_new_tokens=NEW, pad_token_id=0,
             )  # fmt: skip
-        targets = ids[:, -NEW:]
-        logits = model(input_ids=ids, logits_to_keep=NEW + 1).logits[:, :-1].float()
-        logprobs = logits.log_softmax(-1).gather(2, targets[:, :, None]).squeeze(2)
-        ratio = (logprobs - logprobs.detach()).exp()
-        loss = -(ratio * advantages[:, None]).mean(1).mean()
-        loss.backward()
+        for part in range(0, len(ids), MICRO):  # all rows at once would need some 20 GB in fp32
+            rows, taught = ids[part : part + MICRO], advantages[part : part + MICRO]
+            logits = model(input_ids=rows, logits_to_keep=NEW + 1).logits[:, :-1].float()
+            logprobs = logits.log_softmax(-1).gather(2, rows[:, -NEW:, None]).squeeze(2)
+            ratio = (logprobs - logprobs.detach()).exp()
+            (-(ratio * taught[:, None]).mean(1).sum() / len(ids)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -126,7 +127,9 @@ class Peer:
 
     def __init__(self, python: str, dtype: str, shape: Shape) -> None:
         script = Path(__file__).with_name("trl_peer.py")
-        request = json.dumps({"model": resolve("smollm2-135m"), "dtype": dtype, "prompts": shape.prompts, "new": NEW})
+        request = json.dumps(
+            {"model": resolve("smollm2-135m"), "dtype": dtype, "prompts": shape.prompts, "new": NEW, "micro": MICRO}
+        )
         self.process = subprocess.Popen(
             [python, str(script), request], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},

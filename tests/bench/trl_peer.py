@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tempfile
 from typing import Any
 
 import torch
@@ -37,7 +38,8 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(REQUEST["model"], dtype=getattr(torch, REQUEST["dtype"]))
     texts = [tokenizer.decode(prompt) for prompt in REQUEST["prompts"]]
     config = GRPOConfig(
-        output_dir="/tmp/trl-peer", per_device_train_batch_size=32, num_generations=8, max_steps=100,
+        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=REQUEST["micro"], max_steps=100,
+        gradient_accumulation_steps=32 // REQUEST["micro"], num_generations=8,
         max_completion_length=REQUEST["new"], generation_kwargs={"min_new_tokens": REQUEST["new"]},
         learning_rate=1e-4, beta=0.0, logging_steps=1000, save_strategy="no", report_to=[], use_cpu=True,
         bf16=False, gradient_checkpointing=False, disable_tqdm=True,
