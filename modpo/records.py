@@ -131,10 +131,7 @@ class Credited:
     Attributes:
         member: the call.
         advantage: its advantage (dimensionless).
-        weight: its share of the loss; the shares of all calls of one adapter's update add up to 1
-            for the sequence-mean and trajectory aggregations.
     """
 
     member: Member
     advantage: float
-    weight: float = 1.0

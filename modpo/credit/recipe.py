@@ -151,8 +151,8 @@ class Assignment:
     """The advantages of a step.
 
     Attributes:
-        credited: the calls that take part in the loss, also those with advantage 0. Their weights are 1:
-            `token_weights` gives the shares once the step is cut into updates.
+        credited: the calls that take part in the loss, also those with advantage 0; their shares of it
+            are `token_weights`'s to give, once the step is cut into updates.
         groups: what was compared, with the rewards as they were compared.
         silent: how many groups had no spread.
         left_out: why calls take no part (`frozen`, `not trained`, `no tokens`, `silent group`) and how many.

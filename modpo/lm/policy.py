@@ -67,7 +67,6 @@ class Policy:
         self.deterministic = False
         self._sampler = sampler
         self._lock = threading.RLock()
-        self._trainer: Trainer | None = None
 
     def lm(self, **options: Any) -> "PolicyLM":
         """A `dspy.LM` that answers from this policy; see `PolicyLM` for the options."""
@@ -166,9 +165,9 @@ class Policy:
 
         base = self._loaded[0]  # before the lock: loading takes a lock of its own first
         with self._lock:
-            self._trainer = Trainer(base.model, self.lora, adapters, seed=seed)
-            self._trainer.deterministic = self.deterministic
-            return self._trainer
+            trainer = Trainer(base.model, self.lora, adapters, seed=seed)
+            trainer.deterministic = self.deterministic
+            return trainer
 
     def state(self, adapter: str | None, version: int | None, run: str | None) -> dict[str, Any]:
         """What a saved program needs to answer with this adapter version in another process."""

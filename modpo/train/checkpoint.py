@@ -5,6 +5,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from modpo.errors import StoreError
 
 
@@ -26,14 +28,11 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
             shutil.rmtree(folder)
         work.rename(folder)
         _flush(folder.parent)
-    except Exception as error:
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk as an error of its own
+        advice = "free space and resume: the last version is whole"
+        raise StoreError(f"cannot write {folder}: {error}; {advice}") from None
+    finally:
         shutil.rmtree(work, ignore_errors=True)
-        # safetensors reports a full disk as an error of its own
-        if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
-            raise StoreError(
-                f"cannot write {folder}: {error}; free space and resume: the last version is whole"
-            ) from None
-        raise
 
 
 def _flush(path: Path) -> None:
