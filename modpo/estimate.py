@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+TRUSTED = 0.05  # share of a phase that must be done before its own rate stands alone: work comes in bursts
+
 
 @dataclass(slots=True)
 class Phase:
@@ -12,8 +14,8 @@ class Phase:
     Attributes:
         name: for people.
         units: how many units there are in all.
-        cost: what a unit is expected to cost, relative to the other phases' units; used until this phase
-            has a measured rate of its own.
+        cost: what a unit is expected to cost, relative to the other phases' units; used until enough of
+            this phase is measured.
         done: units done.
         seconds: time spent on them.
     """
@@ -23,6 +25,11 @@ class Phase:
     cost: float
     done: int = 0
     seconds: float = 0.0
+
+    def rate(self, unit: float) -> float:
+        """Seconds per unit: measured, filled up to the trusted share with a guess of `unit` seconds per cost."""
+        guessed = max(TRUSTED * self.units - self.done, 0.0)
+        return (self.seconds + guessed * unit * self.cost) / (self.done + guessed)
 
 
 @dataclass(slots=True)
@@ -52,7 +59,5 @@ class Estimate:
         if not expected:
             return None
         unit = sum(phase.seconds for phase in measured) / expected
-        return sum(
-            max(phase.units - phase.done, 0) * (phase.seconds / phase.done if phase.done else unit * phase.cost)
-            for phase in self.phases.values()
-        )
+        unfinished = [phase for phase in self.phases.values() if phase.done < phase.units]
+        return sum(((phase.units - phase.done) * phase.rate(unit) for phase in unfinished), start=0.0)

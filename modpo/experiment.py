@@ -18,7 +18,7 @@ class Watch(Protocol):
     """Is told how a run goes."""
 
     def advance(self, phase: str, units: int = 1) -> None:
-        """Some units (rollouts, traces) of a phase ("evaluate", "warm", "train") are done."""
+        """Some units (rollouts, traces) of a phase ("before", "warm", "train", "evaluate") are done."""
 
     def show(self, **numbers: float) -> None:
         """The newest numbers of the run."""

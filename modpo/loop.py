@@ -232,7 +232,8 @@ def measure(x: Experiment, state: State, label: Label, step: int) -> None:
     start = time.monotonic()
     if scores is None:
         jobs = [Job(example_index=at, example=example) for at, example in enumerate(examples)]
-        scores = tuple(rollout.reward for rollout in execute(x, state, jobs, "evaluate", temperature=0.0))
+        phase = "before" if label == "before" else "evaluate"
+        scores = tuple(rollout.reward for rollout in execute(x, state, jobs, phase, temperature=0.0))
     seconds = time.monotonic() - start
     x.store.save_validation(
         Validation(label=label, step=step, scores=scores, adapters=dict(state.versions), seconds=seconds)

@@ -181,20 +181,26 @@ class WeightOptimizer(Teleprompter):
     def _watch(
         self, s: Settings, store: Store, binding: Binding, calls: Mapping[str, Sequence[Call]], val: int, held: int
     ) -> ProgressWatch:
-        done = (store.last_done_step("train") or -1) + 1
-        warmed = (store.last_done_step("warm") or -1) + 1
-        measured = {v.label for v in store.validations()}
+        steps = max(s.steps - _done(store.last_done_step("train")), 0)
+        epochs = max(s.warm_start.epochs - _done(store.last_done_step("warm")), 0)
+        unmeasured = {"before", "warm", "after"} - {v.label for v in store.validations()}
         every = s.validate_every or s.steps or 1
-        checks = max(s.steps - done, 0) // every + 1
-        reported = sum(label not in measured for label in ("before", "warm", "after"))
+        checks = steps // every + 1
         phases = (
-            Phase("evaluate", held * reported + val * checks, cost=1.0),
-            Phase("warm", sum(map(len, calls.values())) * max(s.warm_start.epochs - warmed, 0), cost=0.7),
-            Phase("train", max(s.steps - done, 0) * s.examples_per_step * s.rollouts_per_example, cost=2.0),
+            # an untrained program mostly fails at its first module
+            Phase("before", held * ("before" in unmeasured), cost=0.5),
+            Phase("evaluate", held * len(unmeasured - {"before"}) + val * checks, cost=1.0),
+            Phase("warm", sum(map(len, calls.values())) * epochs, cost=0.7),
+            Phase("train", steps * s.examples_per_step * s.rollouts_per_example, cost=0.9),
         )
         estimate = Estimate({phase.name: phase for phase in phases})
         about = f"{binding.policy.describe()}; run folder {store.folder}"
         return ProgressWatch(estimate, binding.policy.sampler, about=about, quiet=self.quiet)
+
+
+def _done(last: int | None) -> int:
+    """How many steps are done, by the number of the last."""
+    return 0 if last is None else last + 1
 
 
 def _fixed(settings: Settings, binding: Binding) -> Settings:

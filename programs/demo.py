@@ -104,9 +104,9 @@ def execute_trace(entry: Mapping[str, Any], rng: random.Random) -> dspy.Example:
 
 
 def verify_trace(entry: Mapping[str, Any], rng: random.Random) -> dspy.Example:
-    """Show the verifier a sum that follows its plan, or one that does not, one time in four."""
+    """Show the verifier a sum that follows its plan, or one that does not, one time in eight."""
     facts, sums = _random_facts(entry, rng)
-    good = rng.random() < 0.75
+    good = rng.random() < 0.875
     example = dspy.Example(
         question=last_line(entry["question"]),
         plan=write_plan(facts),

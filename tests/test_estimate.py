@@ -37,6 +37,16 @@ def test_a_phase_that_was_measured_goes_by_its_own_rate():
     assert estimate.seconds_left == pytest.approx(6 * 5)
 
 
+def test_a_first_unit_that_took_the_time_of_many_is_not_believed_alone():
+    estimate, clock = made(warm=(10, 1.0), train=(100, 2.0))
+    clock.now += 10
+    estimate.advance("warm", 10)  # 1 s each
+    clock.now += 20
+    estimate.advance("train")
+    # 30 s for a cost of 12; a twentieth of 100 is trusted, so four units are still guessed at 2 * 30/12
+    assert estimate.seconds_left == pytest.approx(99 * (20 + 4 * 5) / 5)
+
+
 def test_phases_that_take_turns_share_what_is_known():
     estimate, clock = made(train=(10, 1.0), validate=(2, 4.0), last=(1, 2.0))
     clock.now += 3
