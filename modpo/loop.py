@@ -14,6 +14,7 @@ from modpo.credit.grouping import examples_with_spread
 from modpo.errors import MetricError, ModpoError
 from modpo.experiment import Experiment, State, prune, publish, restore
 from modpo.lm.binding import bound
+from modpo.lm.versions import serving
 from modpo.records import Call, Rollout
 from modpo.rollout import Job, run
 from modpo.store import StepRecord, Validation
@@ -142,6 +143,7 @@ def _run_missing(
 def execute(x: Experiment, state: State, jobs: Sequence[Job], phase: str, temperature: float) -> list[Rollout]:
     """Run jobs with the adapters' current versions."""
     program = bound(x.program, x.binding.adapters, state.versions, x.store.folder)
+    x.binding.policy.sampler.prepare(serving(state.versions, x.store.folder))
     return run(
         jobs,
         program=program,

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from modpo.config import LoRA
+from modpo.config import VLLM, LoRA
 from modpo.errors import ConfigError, PolicyError, nearest
 from modpo.lm.sampler import Sampler
 
@@ -34,7 +34,8 @@ class Policy:
         lora: shape of every adapter.
         dtype: ``"auto"`` measures once per machine whether bf16 or fp32 matrix products are faster.
         device: torch device; None takes CUDA when there is one.
-        sampler: ``"local"``, or an object of your own behind `modpo.lm.sampler.Sampler`.
+        sampler: ``"local"``; ``"vllm"`` or a `modpo.VLLM`, a server; or an object of your own behind
+            `modpo.lm.sampler.Sampler`.
         max_batch: most completions that the local sampler grows together.
 
     Raises:
@@ -49,7 +50,7 @@ class Policy:
         lora: LoRA | None = None,
         dtype: "Dtype" = "auto",
         device: str | None = None,
-        sampler: Literal["local"] | Sampler = "local",
+        sampler: Literal["local", "vllm"] | VLLM | Sampler = "local",
         max_batch: int = 64,
     ) -> None:
         if adapters not in ("per-module", "shared") and not isinstance(adapters, Mapping):
@@ -58,6 +59,8 @@ class Policy:
             )
         if dtype not in ("auto", "float32", "bfloat16"):
             raise ConfigError(f"dtype={dtype!r}; allowed: 'auto', 'float32', 'bfloat16'")
+        if isinstance(sampler, str) and sampler not in ("local", "vllm"):
+            raise ConfigError(f"sampler={sampler!r}; allowed: 'local', 'vllm', a modpo.VLLM, or a Sampler")
         self.base = str(base)
         self.adapters = adapters if isinstance(adapters, str) else dict(adapters)
         self.lora = lora or LoRA.of()
@@ -65,7 +68,7 @@ class Policy:
         self.device = device
         self.max_batch = max_batch
         self.deterministic = False
-        self._sampler = sampler
+        self._sampler: Literal["local"] | VLLM | Sampler = VLLM.of() if sampler == "vllm" else sampler
         self._lock = threading.RLock()
 
     def lm(self, **options: Any) -> "PolicyLM":
@@ -103,6 +106,11 @@ class Policy:
         return self._loaded[0].tokenizer
 
     @property
+    def ends(self) -> frozenset[int]:
+        """Token ids that end a completion."""
+        return self._loaded[0].ends
+
+    @property
     def context_length(self) -> int:
         """Most tokens a prompt and its completion may have together."""
         return self._loaded[0].context_length
@@ -110,7 +118,7 @@ class Policy:
     @property
     def sampler(self) -> Sampler:
         """What makes the tokens."""
-        return self._loaded[1] if self._sampler == "local" else self._sampler
+        return self._loaded[1]
 
     def make_deterministic(self, cpu_threads: int | None = None) -> int:
         """Compute in fp32 and form batches independently of thread scheduling, from now on.
@@ -130,28 +138,42 @@ class Policy:
                 raise PolicyError("deterministic mode needs the local sampler")
             self.dtype, self.deterministic = "float32", True
             if "_loaded" in self.__dict__:
-                self._loaded[1].deterministic = True
+                local: Any = self._loaded[1]
+                local.deterministic = True
             return fix_threads(cpu_threads)
 
     @cached_property
-    def _loaded(self) -> "tuple[Base, Any]":
-        from modpo.lm.local.engine import LocalSampler
-        from modpo.lm.local.model import clone_sharing, load_base
+    def _loaded(self) -> "tuple[Base, Sampler]":
+        from modpo.lm.local.model import load_base
 
         with self._lock:
             if "_loaded" in self.__dict__:  # another thread was first
-                loaded: tuple[Base, Any] = self.__dict__["_loaded"]
+                loaded: tuple[Base, Sampler] = self.__dict__["_loaded"]
                 return loaded
             base = load_base(self.base, self.dtype, self.device)
-            sampler = LocalSampler(
-                clone_sharing(base.model),
-                base.tokenizer,
-                base.ends,
-                max_batch=self.max_batch,
-                deterministic=self.deterministic,
-            )
-            self.__dict__["_loaded"] = (base, sampler)
-            return base, sampler
+            self.__dict__["_loaded"] = made = (base, self._make_sampler(base))
+            return made
+
+    def _make_sampler(self, base: "Base") -> Sampler:
+        """The sampler, made while the base is as it was loaded."""
+        if isinstance(self._sampler, Sampler):
+            return self._sampler
+        if isinstance(self._sampler, VLLM):
+            from modpo.lm.local.pull import resolve
+            from modpo.lm.vllm.sampler import VLLMSampler
+
+            about = {"model": str(resolve(self.base)), "dtype": base.dtype, "lora_rank": self.lora.rank}
+            return VLLMSampler(self._sampler, tokenizer=base.tokenizer, ends=base.ends, **about)  # type: ignore[arg-type]
+        from modpo.lm.local.engine import LocalSampler
+        from modpo.lm.local.model import clone_sharing
+
+        return LocalSampler(
+            clone_sharing(base.model),
+            base.tokenizer,
+            base.ends,
+            max_batch=self.max_batch,
+            deterministic=self.deterministic,
+        )
 
     def describe(self) -> str:
         """One line for people: the base, the number format in use, and why."""

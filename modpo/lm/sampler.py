@@ -4,6 +4,7 @@ A sampler needs one method, `sample`. The rest has defaults that do nothing.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +57,16 @@ class Sampler(ABC):
     @abstractmethod
     def sample(self, request: SampleRequest) -> Completion:
         """Sample one completion; raises `SamplerError` when the infrastructure is broken."""
+
+    def open(self, folder: Path | None = None, tell: Callable[[str], None] = lambda _: None) -> None:
+        """Get ready to sample; a server's log goes into `folder`, and `tell` hears what is waited for."""
+
+    def prepare(self, folders: Mapping[str, Path]) -> None:
+        """Expect requests for these versions of adapters (``planner@v17``), kept in these folders."""
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...] | None:
+        """Token ids that it would itself make of chat messages; None where it has no template of its own."""
+        return None
 
     def enter_rollout(self) -> None:
         """A rollout starts: batches may wait for its next request."""

@@ -1,6 +1,7 @@
 """Where the versions of an adapter are kept in a run folder, and where a run folder is."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -42,3 +43,8 @@ def find_version(run: str | None, adapter: str | None, version: int | None) -> P
     if not folder.is_dir():
         raise PolicyError(f"{adapter}@v{version} is not in {folder}; a finished run keeps its best and last versions")
     return folder
+
+
+def serving(versions: Mapping[str, int], run: Path) -> dict[str, Path]:
+    """Folders of the trained versions that are to answer, by ``name@vN``; version 0 is the base and has none."""
+    return {f"{name}@v{version}": adapter_folder(run, name, version) for name, version in versions.items() if version}

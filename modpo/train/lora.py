@@ -53,6 +53,13 @@ class Adapter(nn.Module):
             self.down[key] = nn.Parameter(start.to(layer.weight.device))
             self.up[key] = nn.Parameter(torch.zeros(layer.out_features, lora.rank, device=layer.weight.device))
 
+    @torch.no_grad()
+    def scatter(self, seed: int, size: float) -> None:
+        """Draw B at random, normal with standard deviation `size`: an adapter that changes answers without training."""
+        generator = torch.Generator().manual_seed(seed)
+        for up in self.up.values():
+            up.copy_(torch.randn(up.shape, generator=generator) * size)
+
     def factors(self, name: str) -> tuple[Tensor, Tensor]:
         """A and B of the layer at path `name`."""
         return self.down[_key(name)], self.up[_key(name)]

@@ -1,0 +1,152 @@
+"""A server that speaks vLLM's protocol over a local sampler, with the faults that a preflight must find.
+
+The real server is tested in `tests/vllm/`; this one answers in milliseconds and can be made wrong on purpose.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from modpo.config import LoRA
+from modpo.lm.local.engine import LocalSampler
+from modpo.lm.sampler import Completion, SampleRequest
+from modpo.train.trainer import Trainer
+from modpo.train.trie import Row
+from tests.tiny import EOS, tiny_model, tiny_tokenizer
+
+BASE = "tiny"
+
+
+class Double:
+    """State of the server.
+
+    Attributes:
+        fault: None, or one of "ignores adapters", "stale", "raw logprobs", "no ids", "slow", "full cache",
+            "other template", "runs on".
+        log: (path, body) of every POST.
+    """
+
+    def __init__(self, model_seed: int = 0, fault: str | None = None, max_loras: int = 8, context: int = 2048) -> None:
+        self.fault = fault
+        self.max_loras = max_loras
+        self.context = context
+        self.sampler = LocalSampler(tiny_model("llama", model_seed), tiny_tokenizer(), frozenset({EOS}))
+        self.plain = Trainer(tiny_model("llama", model_seed), LoRA.of(), ())
+        self.adapters: dict[str, Path] = {}
+        self.first: dict[str, Path] = {}
+        self.log: list[tuple[str, dict[str, Any]]] = []
+        self.most_adapters = 0
+        self.url = ""
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        """Status and JSON of a POST."""
+        self.log.append((path, body))
+        if path == "/v1/load_lora_adapter":
+            return self._load(body["lora_name"], Path(body["lora_path"]))
+        if path == "/v1/unload_lora_adapter":
+            found = self.adapters.pop(body["lora_name"], None)
+            return (200, "ok") if found else (404, _error("The lora adapter cannot be found."))
+        if path == "/tokenize":
+            text = tiny_tokenizer().apply_chat_template(body["messages"], tokenize=False, add_generation_prompt=True)
+            text = text if self.fault != "other template" else "You are helpful.\n" + text
+            return 200, {"tokens": tiny_tokenizer().encode(text, add_special_tokens=False)}
+        return self._complete(body)
+
+    def models(self) -> dict[str, Any]:
+        adapters = [{"id": name, "parent": BASE} for name in self.adapters]
+        return {"data": [{"id": BASE, "parent": None}, *adapters]}
+
+    def _load(self, name: str, folder: Path) -> tuple[int, Any]:
+        if name in self.adapters:
+            return 400, _error(f"The lora adapter '{name}' has already been loaded.")
+        if not (folder / "adapter_config.json").is_file():
+            return 404, _error(f"No adapter found for {name}")
+        self.adapters[name] = folder
+        self.first.setdefault(name.split("@")[0], folder)
+        self.most_adapters = max(self.most_adapters, len(self.adapters))
+        return 200, "ok"
+
+    def _complete(self, body: dict[str, Any]) -> tuple[int, Any]:
+        if len(body["prompt"]) + body["max_tokens"] > self.context:
+            return 400, _error(f"This model's maximum context length is {self.context} tokens.")
+        if self.fault == "full cache":
+            return 500, _error("No available memory for the cache blocks.")
+        if body["model"] not in (BASE, *self.adapters):
+            return 404, _error(f"The model `{body['model']}` does not exist.")
+        time.sleep(1.0 if self.fault == "slow" else 0.0)
+        made = self._sample(body)
+        ids, logprobs = list(made.ids), list(made.logprobs)
+        if self.fault == "raw logprobs":
+            logprobs = self.plain.logprobs(None, [Row(tuple(body["prompt"]), made.ids)], 1.0)[0].tolist()
+        if self.fault == "runs on":
+            ids, logprobs = [EOS, *ids], [-1.0, *logprobs]
+        choice = {"text": made.text, "logprobs": {"token_logprobs": logprobs}, "finish_reason": made.finish}
+        if self.fault != "no ids":
+            choice["token_ids"] = ids
+        return 200, {"choices": [choice]}
+
+    def _sample(self, body: dict[str, Any]) -> Completion:
+        folder = self.adapters.get(body["model"])
+        if self.fault == "stale" and folder is not None:
+            folder = self.first[body["model"].split("@")[0]]
+        if self.fault == "ignores adapters":
+            folder = None
+        return self.sampler.sample(
+            SampleRequest(
+                prompt_ids=tuple(body["prompt"]),
+                adapter=None if folder is None else body["model"],
+                folder=folder,
+                max_tokens=body["max_tokens"],
+                temperature=body["temperature"],
+                seed=body["seed"],
+                stop=tuple(body["stop"]),
+            )
+        )
+
+
+def _error(message: str) -> dict[str, Any]:
+    return {"error": {"message": message}}
+
+
+@contextmanager
+def running(double: Double) -> Iterator[Double]:
+    """Serve on a free port of the loopback interface until the block ends."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._send(200, double.models() if self.path == "/v1/models" else {})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self._send(*double.answer(self.path, body))
+
+        def _send(self, status: int, body: Any) -> None:
+            data = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    double.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield double
+    finally:
+        server.shutdown()
+        server.server_close()
+        double.sampler.close()
+        thread.join()
