@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from modpo.config import VLLM, LoRA, Settings, WarmStart
+    from modpo.config import VLLM, Budget, LoRA, Settings, WarmStart
     from modpo.credit.recipe import recipe
     from modpo.lm.policy import Policy
     from modpo.lm.policy_lm import PolicyLM
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Budget": "modpo.config",
     "LoRA": "modpo.config",
     "Policy": "modpo.lm.policy",
     "PolicyLM": "modpo.lm.policy_lm",
@@ -26,7 +27,7 @@ _HOME = {
     "recipe": "modpo.credit.recipe",
 }
 
-__all__ = ["VLLM", "LoRA", "Policy", "PolicyLM", "Settings", "Task", "WarmStart", "__version__", "recipe"]
+__all__ = ["VLLM", "Budget", "LoRA", "Policy", "PolicyLM", "Settings", "Task", "WarmStart", "__version__", "recipe"]
 
 
 def __getattr__(name: str) -> Any:

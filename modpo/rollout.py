@@ -13,7 +13,9 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError
 
 from modpo.errors import MetricError, ModpoError, PromptTooLongError, RolloutTimeoutError
+from modpo.ledger import Ledger
 from modpo.lm.calm import calm_dspy
+from modpo.lm.frozen import guarded, is_frozen
 from modpo.lm.recorder import PATH, Recorder, describe, stamp_paths
 from modpo.lm.sampler import Sampler
 from modpo.records import Failure, Rollout
@@ -48,6 +50,7 @@ def run(
     failure_reward: float = 0.0,
     temperature: float | None = None,
     run_seed: int = 0,
+    ledger: Ledger | None = None,
     on_done: Callable[[Rollout], None] | None = None,
 ) -> list[Rollout]:
     """Run a program on examples, several at a time, and score each run.
@@ -66,6 +69,7 @@ def run(
         failure_reward: reward of a rollout that failed.
         temperature: of every policy call; None leaves it to the program.
         run_seed: all policy calls' seeds follow from it, the job and the call's place in its rollout.
+        ledger: counts tokens and money of every call, and refuses one that would pass the budget.
         on_done: called in this thread for each rollout that ends.
 
     Returns:
@@ -73,23 +77,26 @@ def run(
 
     Raises:
         MetricError: the metric returned no finite number.
-        ModpoError: the sampler or the policy cannot work (`SamplerError`, `PolicyError`).
+        ModpoError: the sampler or the policy cannot work (`SamplerError`, `PolicyError`), or a budget is spent.
         All of these carry the rollouts that ended, in job order, as `error.rollouts`.
     """
     calm_dspy()
     stamp_paths(program)
-    copies = _Copies(program)
+    ledger = ledger or Ledger()
+    copies = _Copies(program, ledger)
     return _Pool(
-        jobs, copies, metric, sampler, threads, timeout_s, failure_reward, temperature, run_seed, on_done
+        jobs, copies, metric, sampler, threads, timeout_s, failure_reward, temperature, run_seed, ledger, on_done
     ).run()
 
 
 @final
 class _Copies:
-    """Makes copies of a program whose predictors share the LMs of the original."""
+    """Makes copies of a program whose predictors share the LMs of the original; frozen ones ask the ledger first."""
 
-    def __init__(self, program: dspy.Module) -> None:
-        self._lms = {each.__dict__[PATH]: each.lm for _, each in program.named_sub_modules(dspy.Predict)}
+    def __init__(self, program: dspy.Module, ledger: Ledger) -> None:
+        lms = {each.__dict__[PATH]: each.lm or dspy.settings.lm for _, each in program.named_sub_modules(dspy.Predict)}
+        guards = {id(lm): guarded(lm, ledger) for lm in lms.values() if is_frozen(lm)}
+        self._lms = {path: guards.get(id(lm), lm) for path, lm in lms.items()}
         self._template = self._with_lms(program.deepcopy(), {})
 
     def make(self) -> dspy.Module:
@@ -141,6 +148,7 @@ class _Pool:
     failure_reward: float
     temperature: float | None
     run_seed: int
+    ledger: Ledger
     on_done: Callable[[Rollout], None] | None
 
     def __post_init__(self) -> None:
@@ -188,6 +196,7 @@ class _Pool:
             example=job.example_index,
             sample=job.sample,
             temperature=self.temperature,
+            ledger=self.ledger,
         )
         limit = float("inf") if self.timeout_s is None else self.timeout_s
         live = _Live(index, job, recorder, time.perf_counter() + limit)

@@ -1,5 +1,6 @@
 """What the weight optimizers share: a teleprompter that checks, records and runs an experiment."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,17 +16,19 @@ from modpo.credit import recipe
 from modpo.errors import ConfigError, ModpoError
 from modpo.estimate import Estimate, Phase
 from modpo.experiment import Experiment
+from modpo.ledger import Ledger
 from modpo.lm.binding import Binding, bind, bound
 from modpo.lm.recorder import stamp_paths
 from modpo.loop import optimize
 from modpo.optimizers.checks import Traces, check, replay_all, traces_of
 from modpo.optimizers.progress import ProgressWatch
 from modpo.optimizers.result import RunResult, result_of
+from modpo.preflight import require_agreement
 from modpo.records import Call
 from modpo.store import RunInfo, Store
 from modpo.task import Metric
 
-MAY_CHANGE = frozenset({"max_errors", "patience", "steps", "threads", "timeout_s"})
+MAY_CHANGE = frozenset({"budget", "max_errors", "patience", "steps", "threads", "timeout_s"})
 """Settings that may differ when a run goes on: they bound the work and do not shape it."""
 
 
@@ -115,6 +118,8 @@ class WeightOptimizer(Teleprompter):
         calls = replay_all(program, binding, shown)
         about = {"policy": binding.policy.describe(), "adapters": binding.adapters}  # loads the base, or says why not
         with self._store(settings, about) as store, store.lock(), _standing(store) as seconds:
+            binding.policy.sampler.open(store.folder, self._tell)
+            require_agreement(binding.policy, store.folder)
             with self._watch(settings, store, binding, calls, len(valset or ()), len(testset or valset or ())) as watch:
                 experiment = Experiment(
                     program=program,
@@ -128,6 +133,7 @@ class WeightOptimizer(Teleprompter):
                     traces=calls,
                     store=store,
                     watch=watch,
+                    ledger=Ledger(settings.budget, used=store.costs(), elapsed=seconds()),
                 )
                 versions = optimize(experiment)
             self.result = result_of(store, versions, seconds())
@@ -177,6 +183,10 @@ class WeightOptimizer(Teleprompter):
         kind = type(self).__name__
         store.save_run(RunInfo(name=self.name, optimizer=kind, settings=wanted, target=self.target, program=about))
         return store
+
+    def _tell(self, line: str) -> None:
+        if not self.quiet:
+            print(line, file=sys.stderr, flush=True)
 
     def _watch(
         self, s: Settings, store: Store, binding: Binding, calls: Mapping[str, Sequence[Call]], val: int, held: int

@@ -4,8 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from modpo.config import Budget
 from modpo.errors import BudgetError
-from modpo.ledger import Budget, Ledger, Usage
+from modpo.ledger import Ledger, Usage
 from modpo.records import Call
 
 
@@ -62,3 +63,21 @@ def test_no_budget_never_stops() -> None:
     ledger = Ledger()
     ledger.add(a_call(dollars=1e9))
     ledger.check(tokens=10**12, dollars=1e12)
+
+
+def test_calls_under_way_hold_their_share() -> None:
+    ledger = Ledger(Budget(dollars=1.0))
+    with ledger.reserve(dollars=0.7):
+        with pytest.raises(BudgetError, match=r"0 used, 0\.7 held for calls under way and up to 0\.4 needed"):
+            ledger.check(dollars=0.4)
+        with ledger.reserve(dollars=0.3):
+            pass
+    ledger.check(dollars=1.0)
+
+
+def test_a_policys_calls_are_counted_per_adapter() -> None:
+    ledger = Ledger()
+    for version in (1, 2):
+        name = f"modpo/tiny/plan@v{version}#run"
+        ledger.add(Call(module="plan", occurrence=0, model=name, prompt_ids=(1, 2), input_tokens=2, output_tokens=1))
+    assert [(usage.model, usage.calls) for usage in ledger.totals()] == [("modpo/tiny/plan", 2)]

@@ -1,8 +1,11 @@
+import json
+
 import pytest
 
 import modpo
-from modpo.errors import SamplerError
-from modpo.preflight import preflight
+from modpo.cli import app
+from modpo.errors import ConfigError, SamplerError
+from modpo.preflight import examine, preflight
 from tests.tiny import save_tiny
 from tests.vllm_double import Double, running
 
@@ -55,3 +58,25 @@ def test_a_broken_server_is_named(base, tmp_path, faults, failing, cause):
     assert failing in {check.name for check in report.checks if not check.ok}
     with pytest.raises(SamplerError, match=cause):
         report.require()
+
+
+def test_the_doctor_says_what_holds(base, capsys):
+    with running(Double()) as server:
+        found = examine("vllm", base, url=server.url)
+    assert (found["sampler"], found["agree"], found["url"]) == ("vllm", True, server.url)
+    assert [check["ok"] for check in found["checks"]] == [True] * 7
+    with pytest.raises(ConfigError, match="did you mean 'vllm'"):
+        examine("vlm", base)
+
+
+def test_the_doctor_on_the_command_line(base, capsys):
+    with running(Double(fault="ignores adapters")) as server:
+        with pytest.raises(SystemExit) as left:
+            app(["doctor", "--sampler", "vllm", "--url", server.url, "--base", base, "--json"])
+    assert left.value.code == 2
+    found = json.loads(capsys.readouterr().out)
+    assert not found["agree"]
+    with pytest.raises(SystemExit) as left:
+        app(["doctor", "--base", base])
+    assert left.value.code == 0
+    assert "they agree" in capsys.readouterr().out

@@ -165,6 +165,7 @@ class PolicyEngine:
         )
         if recorder is None:
             return self._response(request, call, self._sample(sampling, self.policy.sampler))
+        recorder.ledger.check(tokens=len(sampling.prompt_ids) + sampling.max_tokens)
         ticket = recorder.start(call.module, repr(sampling.prompt_ids).encode(), flow)
         sampling = replace(sampling, key=ticket.key, rollout=recorder.rollout, seed=ticket.seed)
         try:

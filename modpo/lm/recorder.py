@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -14,6 +14,8 @@ import dspy
 from dspy.utils.callback import BaseCallback
 
 from modpo.errors import ModpoError, RolloutTimeoutError
+from modpo.ledger import Ledger
+from modpo.lm.pricing import price
 from modpo.lm.render import plain_adapter
 from modpo.lm.sampler import Sampler
 from modpo.records import Call
@@ -115,6 +117,7 @@ class Recorder:
         run_seed, step, example, sample: which rollout this is.
         temperature: sampling temperature of every policy call; None leaves it to the program.
         sampler: answers instead of the policy's own sampler.
+        ledger: counts every call, and is asked before a policy's.
     """
 
     def __init__(
@@ -126,7 +129,9 @@ class Recorder:
         sample: int = 0,
         temperature: float | None = None,
         sampler: Sampler | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
+        self.ledger = ledger or Ledger()
         self.temperature = temperature
         self.sampler = sampler
         self.fatal: ModpoError | None = None
@@ -167,6 +172,7 @@ class Recorder:
     def add(self, ticket: Ticket, call: Call) -> None:
         """Keep a call that ended; raises `RolloutTimeoutError` when the rollout was given up meanwhile."""
         call = replace(call, seconds=time.perf_counter() - ticket.started)
+        self.ledger.add(call)  # what was used counts, also when nobody waits for it any more
         with self._lock:
             self._check_open()
             self._records.append(_Record(ticket, call))
@@ -256,11 +262,15 @@ class _Listener(BaseCallback):
 
     def on_lm_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
         started = self._calls.pop(call_id, None)
-        if started is None or self._recorder.closed:
+        if started is None:
             return
         ticket, instance = started
         entry = _history_entry(instance, outputs)
         usage = entry.get("usage") or {}
+        told, used = (int(usage.get(f"{kind}_tokens") or 0) for kind in ("prompt", "completion"))
+        dollars = entry.get("cost")
+        if dollars is None and told + used:
+            dollars = price(str(instance.model), told, used)
         texts = [text.get("text") or "" if isinstance(text, dict) else str(text) for text in outputs or [""]]
         for index, text in enumerate(texts):
             first = index == 0  # usage and cost are told once for all outputs of a call
@@ -271,11 +281,12 @@ class _Listener(BaseCallback):
                 finish="stop" if exception is None else "error",
                 text=text,
                 error=None if exception is None else describe(exception),
-                input_tokens=int(usage.get("prompt_tokens") or 0) if first else 0,
-                output_tokens=int(usage.get("completion_tokens") or 0) if first else 0,
-                dollars=entry.get("cost") if first else None,
+                input_tokens=told if first else 0,
+                output_tokens=used if first else 0,
+                dollars=dollars if first else None,
             )
-            self._recorder.add(ticket, call)
+            with suppress(RolloutTimeoutError):  # given up meanwhile: counted, but no part of the rollout
+                self._recorder.add(ticket, call)
 
     def on_adapter_parse_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         # DSPy wraps a method that an adapter's subclass inherits once more: only the inner call names its arguments.

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from modpo.records import Finish
 
@@ -53,6 +54,8 @@ class Completion:
 
 class Sampler(ABC):
     """Makes tokens. Thread-safe: many rollouts call `sample` at once and each call blocks."""
+
+    name: ClassVar[str] = "custom"
 
     @abstractmethod
     def sample(self, request: SampleRequest) -> Completion:

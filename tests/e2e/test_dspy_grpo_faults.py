@@ -39,6 +39,12 @@ def sample_of(request):
     return request.rollout[2]
 
 
+@pytest.fixture(autouse=True)
+def _scripted(monkeypatch):
+    """A scripted sampler agrees with no trainer."""
+    monkeypatch.setattr("modpo.optimizers.grpo.require_agreement", lambda policy, run: None)
+
+
 @pytest.fixture
 def compiled(tiny, tmp_path, monkeypatch):
     """Compile `Two` with scripted answers; the store's rollouts and groups, and the rows that were trained."""

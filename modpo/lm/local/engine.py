@@ -37,6 +37,8 @@ class LocalSampler(Sampler):
         deterministic: form batches independently of thread scheduling.
     """
 
+    name = "local"
+
     def __init__(
         self,
         model: nn.Module,

@@ -37,6 +37,8 @@ class VLLMSampler(Sampler):
         ends: token ids that end a completion.
     """
 
+    name = "vllm"
+
     def __init__(
         self, settings: VLLM, *, model: str, dtype: str, lora_rank: int, tokenizer: Any, ends: Iterable[int]
     ) -> None:
