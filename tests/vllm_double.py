@@ -3,12 +3,9 @@
 The real server is tested in `tests/vllm/`; this one answers in milliseconds and can be made wrong on purpose.
 """
 
-import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from modpo.lm.local.engine import LocalSampler
 from modpo.lm.sampler import Completion, SampleRequest
 from modpo.train.trainer import Trainer
 from modpo.train.trie import Row
+from tests.loopback import serving
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
 BASE = "tiny"
@@ -43,8 +41,10 @@ class Double:
         self.most_adapters = 0
         self.url = ""
 
-    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        """Status and JSON of a POST."""
+    def answer(self, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
+        """Status and JSON of a request."""
+        if body is None:
+            return 200, self._models() if path == "/v1/models" else {}
         self.log.append((path, body))
         if path == "/v1/load_lora_adapter":
             return self._load(body["lora_name"], Path(body["lora_path"]))
@@ -57,7 +57,7 @@ class Double:
             return 200, {"tokens": tiny_tokenizer().encode(text, add_special_tokens=False)}
         return self._complete(body)
 
-    def models(self) -> dict[str, Any]:
+    def _models(self) -> dict[str, Any]:
         adapters = [{"id": name, "parent": BASE} for name in self.adapters]
         return {"data": [{"id": BASE, "parent": None}, *adapters]}
 
@@ -115,38 +115,9 @@ def _error(message: str) -> dict[str, Any]:
 
 @contextmanager
 def running(double: Double) -> Iterator[Double]:
-    """Serve on a free port of the loopback interface until the block ends."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self._send(200, double.models() if self.path == "/v1/models" else {})
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self._send(*double.answer(self.path, body))
-
-        def _send(self, status: int, body: Any) -> None:
-            data = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    double.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
+    """Serve until the block ends."""
     try:
-        yield double
+        with serving(double.answer) as double.url:
+            yield double
     finally:
-        server.shutdown()
-        server.server_close()
         double.sampler.close()
-        thread.join()

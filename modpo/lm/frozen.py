@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from typing import Any
 
 import dspy
@@ -22,14 +21,10 @@ def guarded(lm: Any, ledger: Ledger) -> Any:
     The check sits before DSPy's own machinery: what callbacks raise, DSPy swallows.
     """
     kept = copy.copy(lm)
-    kept.__class__ = _guarded_kind(type(lm))
+    kind = type(lm)
+    kept.__class__ = type(kind.__name__, (_Guard, kind), {"__module__": kind.__module__})
     kept.__dict__[_LEDGER] = ledger
     return kept
-
-
-@cache
-def _guarded_kind(kind: type) -> type:
-    return type(kind.__name__, (_Guard, kind), {"__module__": kind.__module__})
 
 
 class _Guard:
