@@ -106,6 +106,9 @@ class Settings(Frozen):
     threads: int = Field(default=64, ge=1, description="rollouts that run at the same time, at most")
     validate_every: int | None = Field(default=10, ge=1)
     patience: int | None = Field(default=None, ge=1, description="validations without a new best before stopping")
+    max_staleness: int | None = Field(
+        default=None, ge=1, description="sample up to so many steps ahead of training; None: never at the same time"
+    )
     seed: int = 0
     deterministic: bool = False
     cpu_threads: int | None = Field(default=None, ge=1, description="of torch; deterministic runs keep their first")

@@ -38,6 +38,10 @@ class SamplerError(ModpoError):
     """Sampling infrastructure failed: the run stops with everything kept."""
 
 
+class StoppedError(ModpoError):
+    """Sampling was told to stop; what had ended is kept."""
+
+
 class StoreError(ModpoError):
     """The run folder or its database cannot be read or written."""
 

@@ -112,10 +112,11 @@ def publish(x: Experiment, state: State, names: Sequence[str]) -> None:
 
 
 def prune(x: Experiment, state: State) -> None:
-    """Delete versions that nothing needs: not the newest two, and not one that a validation has measured."""
+    """Delete versions that nothing needs: not the newest two, not one that a validation has measured, none in use."""
+    ahead = x.settings.max_staleness or 0
     measured = {(name, version) for made in x.store.validations() for name, version in made.adapters.items()}
     for name, newest in state.versions.items():
         for folder in x.store.adapter_folder(name, 0).parent.glob("v*"):
             version = int(folder.name[1:])
-            if version < newest - 1 and (name, version) not in measured:
+            if version < newest - 1 - ahead and (name, version) not in measured:
                 shutil.rmtree(folder, ignore_errors=True)

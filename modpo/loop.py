@@ -4,19 +4,16 @@ A step runs the program G times on each of some examples, compares the calls tha
 each adapter from its own calls. Every step is recorded before the next begins: a killed run continues there.
 """
 
-import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from modpo.credit import Assignment, assign
-from modpo.credit.grouping import examples_with_spread
-from modpo.errors import MetricError, ModpoError
+from modpo.errors import MetricError
 from modpo.experiment import Experiment, State, prune, publish, restore
-from modpo.lm.binding import bound
-from modpo.lm.versions import serving
 from modpo.records import Call, Rollout
-from modpo.rollout import Job, run
+from modpo.rollout import Job
+from modpo.sampling import Batch, Batches, execute
 from modpo.store import StepRecord, Validation
 from modpo.store.values import Label
 from modpo.train.imitation import imitate
@@ -36,15 +33,16 @@ def optimize(x: Experiment) -> dict[str, int]:
     measure(x, state, "before", -1)
     warm_start(x, state)
     measure(x, state, "warm", -1)
-    while True:
-        if due(x, state.step):
-            measure(x, state, "step", state.step - 1)
-        if state.step >= x.settings.steps or out_of_patience(x):
-            break
-        rollouts = sample(x, state)
-        assignment = assign(x.recipe, rollouts, set(x.binding.adapters))
-        metrics = learn(x, state, rollouts, assignment)
-        record(x, state, rollouts, assignment, metrics)
+    with Batches(x, state) as batches:
+        while True:
+            if due(x, state.step):
+                measure(x, state, "step", state.step - 1)
+            if state.step >= x.settings.steps or out_of_patience(x):
+                break
+            rollouts = accept(x, state, batches.take())
+            assignment = assign(x.recipe, rollouts, set(x.binding.adapters), too_old(x, state))
+            metrics = learn(x, state, rollouts, assignment)
+            record(x, state, rollouts, assignment, metrics)
     best = x.store.best_versions() or state.versions
     state.versions = dict(best)
     measure(x, state, "after", state.step - 1)
@@ -81,87 +79,26 @@ def warm_start(x: Experiment, state: State) -> None:
         state.trainer.reset_moments(name)  # another objective begins
 
 
-def sample(x: Experiment, state: State) -> list[Rollout]:
-    """The rollouts of a step: G of each example, drawn again while the recipe misses examples with spread."""
-    s = x.settings
-    before = x.store.rollouts(state.step) or ()  # of an interrupted attempt; what the metric failed on is redone
-    kept = {(r.example, r.sample): r for r in before if r.failure != "metric"}
-    rollouts: list[Rollout] = []
-    for _ in range(x.recipe.max_draws):
-        seen = {rollout.example for rollout in rollouts}
-        chosen = [at for at in _draw(x, state) if at not in seen]
-        jobs = [
-            Job(example_index=at, example=x.trainset[at], sample=g, step=state.step)
-            for at in chosen
-            for g in range(s.rollouts_per_example)
-        ]
-        rollouts += _run_missing(x, state, jobs, kept, rollouts)
-        if len(examples_with_spread(rollouts)) >= s.examples_per_step:
-            break
-    x.store.save_rollouts(state.step, rollouts)
+def accept(x: Experiment, state: State, batch: Batch) -> list[Rollout]:
+    """Count what the metric failed on, and refuse to go on where that is too much."""
+    rollouts = batch.rollouts
+    state.cursor = batch.cursor
     state.metric_errors += sum(rollout.failure == "metric" for rollout in rollouts)
-    if state.metric_errors > s.max_errors:
+    if state.metric_errors > x.settings.max_errors:
         last = next(rollout for rollout in reversed(rollouts) if rollout.failure == "metric")
         raise MetricError(
-            f"the metric raised {state.metric_errors} times, max_errors is {s.max_errors}; "
+            f"the metric raised {state.metric_errors} times, max_errors is {x.settings.max_errors}; "
             f"last on example {last.example}: {last.error}"
         )
     return rollouts
 
 
-def _draw(x: Experiment, state: State) -> list[int]:
-    """The next examples, in a new random order for every pass over the training set."""
-    size, wanted = len(x.trainset), min(x.settings.examples_per_step, len(x.trainset))
-    found: list[int] = []
-    while len(found) < wanted:
-        epoch, at = divmod(state.cursor, size)
-        order = random.Random(f"{x.settings.seed}/{epoch}").sample(range(size), size)
-        if order[at] not in found:
-            found.append(order[at])
-        state.cursor += 1
-    return found
-
-
-def _run_missing(
-    x: Experiment, state: State, jobs: list[Job], kept: Mapping[tuple[int, int], Rollout], before: list[Rollout]
-) -> list[Rollout]:
-    """Run the jobs whose rollouts are not kept from an interrupted attempt at this step."""
-    keys = [(job.example_index, job.sample) for job in jobs]
-    if x.settings.deterministic and not all(key in kept for key in keys):
-        kept = {}  # a batch's shape may show in the last bit: all again, or none
-    missing = [job for job, key in zip(jobs, keys, strict=True) if key not in kept]
-    try:
-        fresh = execute(x, state, missing, "train", x.settings.temperature)
-    except ModpoError as error:
-        ended = [r for r in error.rollouts if isinstance(r, Rollout)]
-        x.store.save_rollouts(state.step, [*before, *(kept[key] for key in keys if key in kept), *ended])
-        raise
-    found = {**kept, **{(rollout.example, rollout.sample): rollout for rollout in fresh}}
-    return [found[key] for key in keys]
-
-
-def execute(x: Experiment, state: State, jobs: Sequence[Job], phase: str, temperature: float) -> list[Rollout]:
-    """Run jobs with the adapters' current versions."""
-
-    def done(_: Rollout) -> None:
-        x.watch.advance(phase)
-        x.store.save_costs(x.ledger.totals())  # at once: money that a killed run spent is spent
-
-    program = bound(x.program, x.binding.adapters, state.versions, x.store.folder)
-    x.binding.policy.sampler.prepare(serving(state.versions, x.store.folder))
-    return run(
-        jobs,
-        program=program,
-        metric=x.metric,
-        sampler=x.binding.policy.sampler,
-        threads=x.settings.threads,
-        timeout_s=x.settings.timeout_s,
-        failure_reward=x.settings.failure_reward,
-        temperature=temperature,
-        run_seed=x.settings.seed,
-        ledger=x.ledger,
-        on_done=done,
-    )
+def too_old(x: Experiment, state: State) -> Callable[[Call], bool] | None:
+    """Says which calls are more than `max_staleness` versions old; None where sampling waits for training."""
+    bound = x.settings.max_staleness
+    if bound is None:
+        return None
+    return lambda call: call.adapter in state.versions and state.versions[call.adapter] - (call.version or 0) > bound
 
 
 def learn(x: Experiment, state: State, rollouts: Sequence[Rollout], assignment: Assignment) -> dict[str, Any]:
@@ -241,7 +178,7 @@ def measure(x: Experiment, state: State, label: Label, step: int) -> None:
     if scores is None:
         jobs = [Job(example_index=at, example=example) for at, example in enumerate(examples)]
         phase = "before" if label == "before" else "evaluate"
-        scores = tuple(rollout.reward for rollout in execute(x, state, jobs, phase, temperature=0.0))
+        scores = tuple(rollout.reward for rollout in execute(x, state.versions, jobs, phase, temperature=0.0))
     seconds = time.monotonic() - start
     x.store.save_validation(
         Validation(label=label, step=step, scores=scores, adapters=dict(state.versions), seconds=seconds)

@@ -12,14 +12,16 @@ from typing import Any, final
 import dspy
 from dspy.utils.exceptions import AdapterParseError
 
-from modpo.errors import MetricError, ModpoError, PromptTooLongError, RolloutTimeoutError
+from modpo.errors import MetricError, ModpoError, PromptTooLongError, RolloutTimeoutError, StoppedError
 from modpo.ledger import Ledger
 from modpo.lm.calm import calm_dspy
-from modpo.lm.frozen import guarded, is_frozen
-from modpo.lm.recorder import PATH, Recorder, describe, stamp_paths
+from modpo.lm.copies import Copies
+from modpo.lm.recorder import Recorder, describe, stamp_paths
 from modpo.lm.sampler import Sampler
 from modpo.records import Failure, Rollout
 from modpo.task import Metric, apply_metric, as_score, prediction_text
+
+STOP_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,7 @@ def run(
     temperature: float | None = None,
     run_seed: int = 0,
     ledger: Ledger | None = None,
+    stop: threading.Event | None = None,
     on_done: Callable[[Rollout], None] | None = None,
 ) -> list[Rollout]:
     """Run a program on examples, several at a time, and score each run.
@@ -70,6 +73,7 @@ def run(
         temperature: of every policy call; None leaves it to the program.
         run_seed: all policy calls' seeds follow from it, the job and the call's place in its rollout.
         ledger: counts tokens and money of every call, and refuses one that would pass the budget.
+        stop: set by another thread to end it within half a second, with a `StoppedError`.
         on_done: called in this thread for each rollout that ends.
 
     Returns:
@@ -83,31 +87,10 @@ def run(
     calm_dspy()
     stamp_paths(program)
     ledger = ledger or Ledger()
-    copies = _Copies(program, ledger)
+    copies = Copies(program, ledger)
     return _Pool(
-        jobs, copies, metric, sampler, threads, timeout_s, failure_reward, temperature, run_seed, ledger, on_done
+        jobs, copies, metric, sampler, threads, timeout_s, failure_reward, temperature, run_seed, ledger, stop, on_done
     ).run()
-
-
-@final
-class _Copies:
-    """Makes copies of a program whose predictors share the LMs of the original; frozen ones ask the ledger first."""
-
-    def __init__(self, program: dspy.Module, ledger: Ledger) -> None:
-        lms = {each.__dict__[PATH]: each.lm or dspy.settings.lm for _, each in program.named_sub_modules(dspy.Predict)}
-        guards = {id(lm): guarded(lm, ledger) for lm in lms.values() if is_frozen(lm)}
-        self._lms = {path: guards.get(id(lm), lm) for path, lm in lms.items()}
-        self._template = self._with_lms(program.deepcopy(), {})
-
-    def make(self) -> dspy.Module:
-        """A fresh copy."""
-        return self._with_lms(self._template.deepcopy(), self._lms)
-
-    @staticmethod
-    def _with_lms(program: dspy.Module, lms: dict[str, Any]) -> dspy.Module:
-        for _, predictor in program.named_sub_modules(dspy.Predict):
-            predictor.lm = lms.get(predictor.__dict__[PATH])
-        return program
 
 
 @dataclass(slots=True, eq=False)
@@ -140,7 +123,7 @@ class _Pool:
     """
 
     jobs: Sequence[Job]
-    copies: _Copies
+    copies: Copies
     metric: Metric
     sampler: Sampler
     threads: int
@@ -149,6 +132,7 @@ class _Pool:
     temperature: float | None
     run_seed: int
     ledger: Ledger
+    stop: threading.Event | None
     on_done: Callable[[Rollout], None] | None
 
     def __post_init__(self) -> None:
@@ -164,7 +148,9 @@ class _Pool:
             self._fill()
             # A metric's fault lets the running programs end; any other error has broken what they work with.
             while any(live.scoring or isinstance(self._error, MetricError | None) for live in self._live):
-                self._take(*self._next())
+                event = self._next()
+                if event is not None:
+                    self._take(*event)
         finally:
             # Reached with live rollouts only on the way out of an error or Ctrl-C.
             for live in self._live:
@@ -204,12 +190,18 @@ class _Pool:
         self.sampler.enter_rollout()
         return live
 
-    def _next(self) -> tuple[_Live, _Ended | BaseException | None]:
+    def _next(self) -> tuple[_Live, _Ended | BaseException | None] | None:
+        """What a rollout posted, or that one ran out of time; None when there is nothing yet."""
+        if self.stop is not None and self.stop.is_set():
+            self._error = self._error or StoppedError("sampling was stopped")
+            return None
         first = min(self._live, key=lambda live: live.deadline)
-        wait_s = first.deadline - time.perf_counter()
+        wait_s = min(first.deadline - time.perf_counter(), float("inf") if self.stop is None else STOP_POLL_S)
         try:
             return self._events.get(timeout=None if wait_s == float("inf") else max(0.0, wait_s))
         except queue.Empty:
+            if time.perf_counter() < first.deadline:
+                return None
             first.recorder.close()
             message = f"the rollout ran longer than {self.timeout_s:g} s"
             return first, _Ended(self._failed(first, "timeout", message))

@@ -217,6 +217,11 @@ def _fixed(settings: Settings, binding: Binding) -> Settings:
     """The settings, with the number of threads that a deterministic run keeps."""
     if not settings.deterministic:
         return settings
+    if settings.max_staleness is not None:
+        raise ConfigError(
+            "deterministic=True and max_staleness exclude each other: what is sampled while the trainer works depends "
+            "on which is faster; leave one out"
+        )
     return settings.model_copy(update={"cpu_threads": binding.policy.make_deterministic(settings.cpu_threads)})
 
 

@@ -1,6 +1,7 @@
 """How a run goes, for people: a live line on a terminal, a plain line now and then elsewhere; always on stderr."""
 
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import Self
@@ -43,6 +44,7 @@ class ProgressWatch:
             disable=not self._live,
             transient=False,
         )
+        self._lock = threading.Lock()  # sampling may run ahead in a thread of its own
         self._task: TaskID = self._bar.add_task("starting", total=self._total(), rest="")
 
     def __enter__(self) -> Self:
@@ -56,16 +58,18 @@ class ProgressWatch:
 
     def advance(self, phase: str, units: int = 1) -> None:
         """See `Watch.advance`."""
-        self.estimate.advance(phase, units)
-        self._bar.update(self._task, advance=units, description=phase, total=self._total(), rest=self._line())
-        if time.monotonic() - self._said >= PLAIN_EVERY_S:
-            self._say(phase)
+        with self._lock:
+            self.estimate.advance(phase, units)
+            self._bar.update(self._task, advance=units, description=phase, total=self._total(), rest=self._line())
+            if time.monotonic() - self._said >= PLAIN_EVERY_S:
+                self._say(phase)
 
     def show(self, **numbers: float) -> None:
         """See `Watch.show`."""
-        self._numbers |= numbers
-        self._bar.update(self._task, rest=self._line())
-        self._say(f"step {numbers['step']:.0f}" if "step" in numbers else next(iter(numbers)))
+        with self._lock:
+            self._numbers |= numbers
+            self._bar.update(self._task, rest=self._line())
+            self._say(f"step {numbers['step']:.0f}" if "step" in numbers else next(iter(numbers)))
 
     def _say(self, what: str) -> None:
         self._said = time.monotonic()

@@ -19,6 +19,7 @@ ORDER = [
     {"rollout"},
     {"preflight"},
     {"experiment"},
+    {"sampling"},
     {"loop"},
     {"report"},
     {"optimizers"},

@@ -64,6 +64,16 @@ def test_ppo_clip_by_hand(ratio: float, advantage: float, term: float, slope: fl
     assert stopped.item() == (slope == 0)
 
 
+def test_a_bound_holds_a_bad_token_that_became_far_likelier() -> None:
+    ratios = tensor(3.0, 5.0, 5.0, 0.5).log().requires_grad_()
+    terms, stopped = ppo_clip(token_ratio(ratios, tensor(0)), tensor(-2, -2, 1, -2), 0.2, 0.28, 4.0)
+    terms.sum().backward()
+    assert terms.tolist() == pytest.approx([6.0, 8.0, -1.28, 1.6])
+    assert ratios.grad is not None
+    assert ratios.grad.tolist() == pytest.approx([6.0, 0.0, 0.0, 0.0])
+    assert stopped.tolist() == [False, True, True, True]
+
+
 def test_log_ratios_are_clamped_at_20() -> None:
     ratios = token_ratio(tensor(0, -1000), tensor(-1000, 0))
     assert ratios.tolist() == pytest.approx([math.exp(20), math.exp(-20)])

@@ -1,6 +1,7 @@
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -133,6 +134,14 @@ def test_dapo_drops_silent_groups_and_punishes_length() -> None:
 def test_a_raw_singleton_is_not_dropped() -> None:
     made = recipe("dapo", singleton="raw")
     assert by_place(assign(made, [rollout(0.7, "a")], {"a"})) == {(0, 0): 0.7}
+
+
+def test_a_group_with_one_call_that_is_too_old_is_left_out_whole() -> None:
+    old, new = replace(call("a"), version=1), replace(call("a"), version=3)
+    rollouts = [rollout(1.0, new), rollout(0.0, old), rollout(1.0, new, example=1), rollout(0.0, new, example=1)]
+    assignment = assign(recipe("mmgrpo"), rollouts, {"a"}, lambda each: each.version == 1)
+    assert set(by_place(assignment)) == {(2, 0), (3, 0)}
+    assert assignment.left_out == {"stale group": 2}
 
 
 def test_what_is_left_out_is_counted() -> None:

@@ -5,7 +5,7 @@ import dspy
 import pytest
 from dspy.utils.exceptions import LMUnexpectedError
 
-from modpo.errors import MetricError, PolicyError, SamplerError
+from modpo.errors import MetricError, PolicyError, SamplerError, StoppedError
 from modpo.lm.policy_lm import PolicyLM
 from modpo.rollout import run
 from tests.scripted import ScriptedPolicy, Simple, as_policy, jobs_for, one, slow_echo
@@ -158,4 +158,23 @@ def test_ctrl_c_passes_and_lets_the_threads_die():
     policy = as_policy(program, slow_echo)
     with pytest.raises(KeyboardInterrupt):
         run(jobs_for(9), program=program, metric=one, sampler=policy.sampler, threads=3, on_done=interrupt)
+    assert policy.sampler.live == 0
+
+
+def test_another_thread_may_stop_it_and_what_ended_is_kept():
+    program, stop, ended = Simple(), threading.Event(), []
+
+    def slow(request, prompt):
+        if len(ended) == 2:
+            stop.set()
+            threading.Event().wait(30)
+        return slow_echo(request, prompt)
+
+    policy = as_policy(program, slow)
+    with pytest.raises(StoppedError) as error:
+        run(
+            jobs_for(9), program=program, metric=one, sampler=policy.sampler, threads=1, stop=stop,
+            on_done=ended.append,
+        )  # fmt: skip
+    assert [each.example for each in error.value.rollouts] == [0, 1]
     assert policy.sampler.live == 0

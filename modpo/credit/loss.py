@@ -99,14 +99,20 @@ def sequence_ratio(logprobs: Tensor, old: Tensor, rows: Tensor) -> Tensor:
     return log_ratio.clamp(max=MAX_LOG_SEQUENCE_RATIO).exp()
 
 
-def ppo_clip(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """[N] -min(ratio A, clip(ratio, 1 - low, 1 + high) A), and which tokens the clip stopped.
+def ppo_clip(
+    ratio: Tensor, advantages: Tensor, low: float, high: float, bound: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """[N] -min(min(ratio, bound) A, clip(ratio, 1 - low, 1 + high) A), and which tokens the clip stopped.
 
-    Source: PPO, arXiv 1707.06347, equation 7; asymmetric as DAPO, arXiv 2503.14476 [C].
+    Source: PPO, arXiv 1707.06347, equation 7; asymmetric as DAPO, arXiv 2503.14476 [C]; bounded on both sides as
+    INTELLECT-2, arXiv 2505.07291 (`delta` in TRL) [C].
     """
     clipped = ratio.clamp(1 - low, 1 + high)
-    terms = -torch.minimum(ratio * advantages, clipped * advantages)
+    bounded = ratio if bound is None else ratio.clamp(max=bound)
+    terms = -torch.minimum(bounded * advantages, clipped * advantages)
     stopped = ((ratio > 1 + high) & (advantages > 0)) | ((ratio < 1 - low) & (advantages < 0))
+    if bound is not None:
+        stopped |= (ratio > bound) & (advantages < 0)
     return terms, stopped
 
 
@@ -138,13 +144,14 @@ def k3(logprobs: Tensor, other: Tensor) -> Tensor:
 
 def _policy_terms(recipe: Recipe, inputs: LossInputs) -> tuple[Tensor, Tensor, Tensor]:
     """The policy term of each token, its ratio without gradient, and whether the clip acted: three [N]."""
+    clip = recipe.clip_low, recipe.clip_high, recipe.clip_bound
     match recipe.loss:
         case "ppo":
             ratio = token_ratio(inputs.logprobs, inputs.old)
-            terms, clipped = ppo_clip(ratio, inputs.advantages, recipe.clip_low, recipe.clip_high)
+            terms, clipped = ppo_clip(ratio, inputs.advantages, *clip)
         case "gspo":
             ratio = sequence_ratio(inputs.logprobs, inputs.old, inputs.rows)
-            terms, clipped = ppo_clip(ratio, inputs.advantages, recipe.clip_low, recipe.clip_high)
+            terms, clipped = ppo_clip(ratio, inputs.advantages, *clip)
         case "cispo":
             ratio = token_ratio(inputs.logprobs, inputs.old)
             terms, clipped = cispo(ratio, inputs.logprobs, inputs.advantages, recipe.clip_high)

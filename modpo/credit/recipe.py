@@ -6,7 +6,7 @@ states and that None takes back: importance weights against the sampler's logpro
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,6 +49,9 @@ class Recipe(Frozen):
         default=0.2, ge=0, le=1, description="the ratio is clipped below 1 - clip_low (not by cispo)"
     )
     clip_high: float = Field(default=0.2, ge=0, description="the ratio is clipped above 1 + clip_high")
+    clip_bound: float | None = Field(
+        default=None, gt=1, description="bound of the ratio also where the advantage is negative (two-sided clip)"
+    )
     kl: float | None = Field(default=None, gt=0, description="strength of the k3 KL to the base model without adapters")
     tis_cap: float | None = Field(default=2.0, gt=0, description="cap of the importance weights against the sampler")
 
@@ -164,12 +167,18 @@ class Assignment:
     left_out: dict[str, int]
 
 
-def assign(recipe: Recipe, rollouts: Sequence[Rollout], modules: Collection[str]) -> Assignment:
+def assign(
+    recipe: Recipe,
+    rollouts: Sequence[Rollout],
+    modules: Collection[str],
+    too_old: Callable[[Call], bool] | None = None,
+) -> Assignment:
     """Give every trainable call of `modules` its advantage.
 
     Args:
         rollouts: all rollouts of a step, failed ones included.
         modules: paths of the trained modules.
+        too_old: whether a call's adapter version is out of date; a group with one such call is left out whole.
 
     Raises: MetricError naming the example when a reward is not a finite number.
     """
@@ -182,7 +191,9 @@ def assign(recipe: Recipe, rollouts: Sequence[Rollout], modules: Collection[str]
     credited: list[Credited] = []
     for group in groups:
         given = _credit(recipe, group)
-        if recipe.drop_silent and not any(one.advantage for one in given):
+        if too_old is not None and any(too_old(rollouts[one.rollout].calls[one.call]) for one in group.members):
+            left_out["stale group"] += len(given)
+        elif recipe.drop_silent and not any(one.advantage for one in given):
             left_out["silent group"] += len(given)
         else:
             credited.extend(given)
