@@ -77,8 +77,23 @@ def test_weights_cut_short_are_one_readable_line(tmp_path):
     folder = save_tiny(tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
+    base = load_base(folder, "float32", "cpu")
     with pytest.raises(PolicyError, match="cannot load the base model"):
-        load_base(folder, "float32", "cpu")
+        base.model  # noqa: B018 - the access reads the weights
+
+
+def test_the_weights_are_read_when_first_needed(tmp_path, monkeypatch):
+    base = load_base(save_tiny(tmp_path), "float32", "cpu")
+    (tmp_path / "model.safetensors").rename(tmp_path / "elsewhere")
+    assert base.ends == {EOS}
+    (tmp_path / "elsewhere").rename(tmp_path / "model.safetensors")
+    assert base.model is base.model
+
+
+def test_without_a_generation_config_the_models_own_end_counts(tmp_path):
+    folder = save_tiny(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    assert load_base(folder, "float32", "cpu").ends == {EOS}
 
 
 def test_rates_are_measured_once_and_kept(measured):

@@ -118,7 +118,7 @@ class Policy:
     @property
     def sampler(self) -> Sampler:
         """What makes the tokens."""
-        return self._loaded[1]
+        return self._sampler if isinstance(self._sampler, Sampler) else self._loaded[1]
 
     def make_deterministic(self, cpu_threads: int | None = None) -> int:
         """Compute in fp32 and form batches independently of thread scheduling, from now on.
@@ -159,10 +159,9 @@ class Policy:
         if isinstance(self._sampler, Sampler):
             return self._sampler
         if isinstance(self._sampler, VLLM):
-            from modpo.lm.local.pull import resolve
             from modpo.lm.vllm.sampler import VLLMSampler
 
-            about = {"model": str(resolve(self.base)), "dtype": base.dtype, "lora_rank": self.lora.rank}
+            about = {"model": base.where, "dtype": base.dtype, "lora_rank": self.lora.rank}
             return VLLMSampler(self._sampler, tokenizer=base.tokenizer, ends=base.ends, **about)  # type: ignore[arg-type]
         from modpo.lm.local.engine import LocalSampler
         from modpo.lm.local.model import clone_sharing

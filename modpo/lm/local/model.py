@@ -4,7 +4,10 @@ import copy
 import json
 import platform
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +15,14 @@ import torch
 from platformdirs import user_cache_path
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from modpo.errors import PolicyError
@@ -21,43 +31,64 @@ from modpo.lm.local.pull import resolve
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Base:
-    """A loaded base: the model that is trained on, its tokenizer, and the ids that end a completion."""
+    """A base model: its tokenizer, the ids that end a completion, and its weights, which are read when first needed.
 
-    model: nn.Module
+    A program that only asks a server needs no weights here.
+    """
+
+    name: str
+    where: str
     tokenizer: PreTrainedTokenizerBase
     ends: frozenset[int]
     context_length: int
     dtype: str
+    device: str
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The model, in evaluation mode; raises a `PolicyError` when its weights cannot be read."""
+        with _readable(self.name):
+            model: nn.Module = AutoModelForCausalLM.from_pretrained(self.where, dtype=getattr(torch, self.dtype))
+        return model.to(self.device).eval()
 
 
 def load_base(name: str, dtype: Dtype, device: str | None) -> Base:
-    """Load a hub id, a folder, or a model that `modpo model pull` knows.
+    """Find a hub id, a folder, or a model that `modpo model pull` knows, and read all of it but the weights.
 
     Raises:
         PolicyError: the model cannot be found or read.
     """
-    where = resolve(name)
+    where = str(resolve(name))
     disable_progress_bar()  # of transformers: ours is the only one
     chosen = fastest_dtype(device) if dtype == "auto" else dtype
-    try:
+    with _readable(name):
         tokenizer = AutoTokenizer.from_pretrained(where)
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=getattr(torch, chosen))
+        config = AutoConfig.from_pretrained(where)
+    if tokenizer.chat_template is None:
+        raise PolicyError(f"{name!r} has no chat template; use an instruction-tuned model")
+    ends = _ends(where, config, tokenizer)
+    return Base(name, where, tokenizer, ends, int(config.max_position_embeddings), chosen, device or default_device())
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError, SafetensorError) as error:
         raise PolicyError(
             f"cannot load the base model {name!r}: {str(error).splitlines()[0]}; give a folder, a hub id, "
             "or a name that `modpo model pull` knows"
         ) from None
-    model = model.to(device or default_device()).eval()
-    if tokenizer.chat_template is None:
-        raise PolicyError(f"{name!r} has no chat template; use an instruction-tuned model")
-    return Base(model, tokenizer, _ends(model, tokenizer), int(model.config.max_position_embeddings), chosen)
 
 
-def _ends(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    config = getattr(model, "generation_config", None)
-    named = getattr(config, "eos_token_id", None)
+def _ends(where: str, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every id that the generation config, or the model's where there is none, or the tokenizer calls an end."""
+    try:
+        named = GenerationConfig.from_pretrained(where).eos_token_id
+    except OSError:  # optional
+        named = config.eos_token_id
     ids = set(named if isinstance(named, list) else [named]) | {tokenizer.eos_token_id}
     return frozenset(int(at) for at in ids if at is not None)
 
