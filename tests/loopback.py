@@ -1,4 +1,4 @@
-"""A JSON server on a free port of the loopback interface, for tests of what speaks HTTP."""
+"""A JSON server on a port of the loopback interface, for tests of what speaks HTTP."""
 
 import json
 import threading
@@ -12,8 +12,8 @@ Answer = Callable[[str, dict[str, Any] | None], tuple[int, Any]]
 
 
 @contextmanager
-def serving(answer: Answer) -> Iterator[str]:
-    """Serve until the block ends; gives the URL."""
+def serving(answer: Answer, port: int = 0) -> Iterator[str]:
+    """Serve until the block ends, on a free port if none is named; gives the URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -35,7 +35,7 @@ def serving(answer: Answer) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()

@@ -3,11 +3,16 @@
 The real server is tested in `tests/vllm/`; this one answers in milliseconds and can be made wrong on purpose.
 """
 
+import argparse
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from transformers import LlamaForCausalLM
 
 from modpo.config import LoRA
 from modpo.lm.local.engine import LocalSampler
@@ -18,6 +23,7 @@ from tests.loopback import serving
 from tests.tiny import EOS, tiny_model, tiny_tokenizer
 
 BASE = "tiny"
+ROOT = Path(__file__).resolve().parents[1]
 
 
 class Double:
@@ -29,12 +35,17 @@ class Double:
         log: (path, body) of every POST.
     """
 
-    def __init__(self, model_seed: int = 0, fault: str | None = None, max_loras: int = 8, context: int = 2048) -> None:
+    def __init__(
+        self, model_seed: int = 0, fault: str | None = None, context: int = 2048, folder: str | None = None
+    ) -> None:
         self.fault = fault
-        self.max_loras = max_loras
         self.context = context
-        self.sampler = LocalSampler(tiny_model("llama", model_seed), tiny_tokenizer(), frozenset({EOS}))
-        self.plain = Trainer(tiny_model("llama", model_seed), LoRA.of(), ())
+        models = [
+            tiny_model("llama", model_seed) if folder is None else LlamaForCausalLM.from_pretrained(folder).eval()
+            for _ in range(2)
+        ]
+        self.sampler = LocalSampler(models[0], tiny_tokenizer(), frozenset({EOS}))
+        self.plain = Trainer(models[1], LoRA.of(), ())
         self.adapters: dict[str, Path] = {}
         self.first: dict[str, Path] = {}
         self.log: list[tuple[str, dict[str, Any]]] = []
@@ -114,10 +125,33 @@ def _error(message: str) -> dict[str, Any]:
 
 
 @contextmanager
-def running(double: Double) -> Iterator[Double]:
+def running(double: Double, port: int = 0) -> Iterator[Double]:
     """Serve until the block ends."""
     try:
-        with serving(double.answer) as double.url:
+        with serving(double.answer, port) as double.url:
             yield double
     finally:
         double.sampler.close()
+
+
+def python_that_runs_it(folder: Path) -> Path:
+    """A stand-in for an interpreter that has vllm: started as vLLM's server is, it runs the double."""
+    script = folder / "python"
+    script.write_text(f'#!/bin/sh\nshift 2\ncd {ROOT}\nexec {sys.executable} -m tests.vllm_double "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+def main() -> None:
+    """Serve the model of a folder, as vLLM's command line says it, until ended."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    options, _ = parser.parse_known_args()
+    with running(Double(folder=options.model), options.port):
+        print("ready", flush=True)
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

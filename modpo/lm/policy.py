@@ -77,6 +77,18 @@ class Policy:
 
         return PolicyLM(self, **options)
 
+    def with_sampler(self, sampler: Literal["local", "vllm"] | VLLM | Sampler) -> "Policy":
+        """The same base and adapters behind another sampler."""
+        return Policy(
+            self.base,
+            adapters=self.adapters,
+            lora=self.lora,
+            dtype=self.dtype,
+            device=self.device,
+            sampler=sampler,
+            max_batch=self.max_batch,
+        )
+
     @property
     def name(self) -> str:
         """Short name of the base model."""

@@ -82,15 +82,16 @@ class PolicyLM(dspy.LM):
         return self.version is not None and self.engine.run is not None and current_recorder() is None
 
     def copy(self, **changes: Any) -> Self:
-        """A copy with other request options, or with another `adapter`, `version` and `run` of the same policy."""
-        if changes.keys() & {"adapter", "version", "run"}:
+        """A copy with other request options, or with another `policy`, or `adapter`, `version` and `run` of it."""
+        if changes.keys() & {"policy", "adapter", "version", "run"}:
+            policy = changes.pop("policy", self.policy)
             # A version belongs to its adapter: another adapter starts at its current one.
             version = changes.pop("version", None if "adapter" in changes else self.version)
             adapter = changes.pop("adapter", self.adapter)
             run = changes.pop("run", self.engine.run)
-            engine = PolicyEngine(self.policy, adapter, version, run)
+            engine = PolicyEngine(policy, adapter, version, run)
             changes |= {"engine": engine, "async_engine": AsyncPolicyEngine(engine)}
-            changes["model"] = model_name(self.policy, adapter, version, run)
+            changes["model"] = model_name(policy, adapter, version, run)
         return super().copy(**changes)  # type: ignore[no-any-return]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

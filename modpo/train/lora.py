@@ -132,15 +132,26 @@ def save_adapter(adapter: Adapter, base: str, folder: Path) -> None:
     (folder / "adapter_config.json").write_text(text + "\n", encoding="utf-8")
 
 
+def read_config(folder: Path) -> tuple[str, int, float]:
+    """Base model, rank and alpha of an adapter saved in PEFT's form."""
+    try:
+        config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        return str(config["base_model_name_or_path"]), int(config["r"]), float(config["lora_alpha"])
+    except (OSError, json.JSONDecodeError, KeyError) as error:
+        raise PolicyError(
+            f"no readable adapter in {folder} ({error}); give a folder written by modpo or PEFT"
+        ) from None
+
+
 def load_factors(folder: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], float]:
     """Read an adapter saved in PEFT's form: A and B by layer path, and the factor alpha / rank."""
     try:
         tensors = load_file(folder / "adapter_model.safetensors")
-        config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+    except (OSError, SafetensorError) as error:
         raise PolicyError(
             f"no readable adapter in {folder} ({error}); give a folder written by modpo or PEFT"
         ) from None
+    _, rank, alpha = read_config(folder)
     factors = {}
     for name in tensors:
         if name.endswith(".lora_A.weight"):
@@ -148,7 +159,7 @@ def load_factors(folder: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], float]
             factors[path] = (tensors[name], tensors[name.replace("lora_A", "lora_B")])
         elif not name.endswith(".lora_B.weight"):
             raise PolicyError(f"{folder} holds {name!r}; only LoRA factors are supported, no modules_to_save")
-    return factors, float(config["lora_alpha"]) / float(config["r"])
+    return factors, alpha / rank
 
 
 def load_adapter(adapter: Adapter, folder: Path) -> None:

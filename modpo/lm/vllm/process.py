@@ -110,6 +110,11 @@ class ServerProcess:
                 tell(f"waiting for the vLLM server, {waited:.0f} s: {self.tail(1)[-100:]}")
             time.sleep(0.25)
 
+    def wait(self) -> None:
+        """Wait until it ends, which it should not; raises a `SamplerError` then."""
+        self._keeper.wait()
+        raise SamplerError(f"the vLLM server ended: {self.condition()}; its last lines:\n{self.tail()}")
+
     def condition(self) -> str:
         """How it ended; empty while it runs."""
         code = self._keeper.poll()

@@ -128,7 +128,7 @@ class VLLMSampler(Sampler):
 
     def _begin(self, folder: Path | None, tell: Callable[[str], None]) -> Client:
         """Start a server and wait until it is ready."""
-        port = free_port()
+        port = self.settings.port or free_port()
         log = (folder or user_cache_path("modpo") / "logs" / f"{os.getpid()}") / "vllm.log"
         command = command_of(self.settings, port=port, **self._start)
         self.process = process = ServerProcess(command, log, ENVIRONMENT)
