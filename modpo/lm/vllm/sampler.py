@@ -72,6 +72,7 @@ class VLLMSampler(Sampler):
                 base = self._base(client)
             except BaseException:
                 client.close()
+                self._stop()
                 raise
             self._opened = client, AdapterSlots(self.settings.max_loras, self._load, client.unload), base
 
@@ -104,9 +105,12 @@ class VLLMSampler(Sampler):
             if self._opened is not None:
                 self._opened[0].close()
             self._opened = None
-            if self.process is not None:
-                self.process.stop()
-            self.process = None
+            self._stop()
+
+    def _stop(self) -> None:
+        if self.process is not None:
+            self.process.stop()
+        self.process = None
 
     def _server(self) -> tuple[Client, AdapterSlots, str]:
         if self._opened is None:
