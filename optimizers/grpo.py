@@ -108,8 +108,7 @@ class WeightOptimizer(Teleprompter):
 
         Raises ModpoError: something given cannot be used (before any work), or the run had to stop (all kept).
         """
-        changes = {"threads": num_threads, "max_errors": max_errors, "seed": seed}
-        settings = Settings.of(**self.settings.model_dump() | {k: v for k, v in changes.items() if v is not None})
+        settings = self._with(threads=num_threads, max_errors=max_errors, seed=seed)
         program = _copy(student)
         binding = bind(program)
         check(self.metric, program, binding, settings, {"trainset": trainset, "valset": valset, "testset": testset})
@@ -118,8 +117,7 @@ class WeightOptimizer(Teleprompter):
         calls = replay_all(program, binding, shown)
         about = {"policy": binding.policy.describe(), "adapters": binding.adapters}  # loads the base, or says why not
         with self._store(settings, about) as store, store.lock(), _standing(store) as seconds:
-            binding.policy.sampler.open(store.folder, self._tell)
-            require_agreement(binding.policy, store.folder)
+            self._check_sampler(binding, store)
             with self._watch(settings, store, binding, calls, len(valset or ()), len(testset or valset or ())) as watch:
                 experiment = Experiment(
                     program=program,
@@ -183,6 +181,14 @@ class WeightOptimizer(Teleprompter):
         kind = type(self).__name__
         store.save_run(RunInfo(name=self.name, optimizer=kind, settings=wanted, target=self.target, program=about))
         return store
+
+    def _with(self, **given: Any) -> Settings:
+        """The optimizer's settings, with those of `compile` that were given."""
+        return Settings.of(**self.settings.model_dump() | {k: v for k, v in given.items() if v is not None})
+
+    def _check_sampler(self, binding: Binding, store: Store) -> None:
+        binding.policy.sampler.open(store.folder, self._tell)
+        require_agreement(binding.policy, store.folder)
 
     def _tell(self, line: str) -> None:
         if not self.quiet:

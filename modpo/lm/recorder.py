@@ -15,7 +15,7 @@ from dspy.utils.callback import BaseCallback
 
 from modpo.errors import ModpoError, RolloutTimeoutError
 from modpo.ledger import Ledger
-from modpo.lm.pricing import price
+from modpo.lm.pricing import usage_of
 from modpo.lm.render import plain_adapter
 from modpo.lm.sampler import Sampler
 from modpo.records import Call
@@ -265,12 +265,7 @@ class _Listener(BaseCallback):
         if started is None:
             return
         ticket, instance = started
-        entry = _history_entry(instance, outputs)
-        usage = entry.get("usage") or {}
-        told, used = (int(usage.get(f"{kind}_tokens") or 0) for kind in ("prompt", "completion"))
-        dollars = entry.get("cost")
-        if dollars is None and told + used:
-            dollars = price(str(instance.model), told, used)
+        told, used, dollars = usage_of(instance, calling_predictor(), outputs)
         texts = [text.get("text") or "" if isinstance(text, dict) else str(text) for text in outputs or [""]]
         for index, text in enumerate(texts):
             first = index == 0  # usage and cost are told once for all outputs of a call
@@ -298,13 +293,3 @@ class _Listener(BaseCallback):
         record = self._parses.pop(call_id, None)
         if record is not None:
             self._recorder.parse_ended(record, exception)
-
-
-def _history_entry(lm: Any, outputs: Any) -> dict[str, Any]:
-    """DSPy's history entry of exactly this call (usage and cost are told nowhere else); empty when it keeps none."""
-    histories = [getattr(calling_predictor(), "history", []), getattr(lm, "history", [])]
-    for history in histories:
-        for entry in reversed(history[-64:]):
-            if outputs is not None and entry.get("outputs") is outputs:
-                return dict(entry)
-    return {}
