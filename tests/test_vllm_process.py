@@ -69,6 +69,7 @@ def test_no_orphan_however_the_owner_ends(tmp_path, sent):
         os.kill(process.pid, sent)
         process.wait(30)
         until(lambda: not any(map(alive, started)))
+        assert process.returncode != 0
     finally:
         process.kill()
 

@@ -223,6 +223,8 @@ class PolicyEngine:
             raise lm15.ContextLengthError(message) from PromptTooLongError(message)
         try:
             return sampler.sample(replace(sampling, max_tokens=min(sampling.max_tokens, room)))
+        except PromptTooLongError as error:  # a server's context may be smaller than the model's
+            raise lm15.ContextLengthError(str(error)) from error
         except (ModpoError, RolloutFailure):
             raise
         except Exception as error:

@@ -10,7 +10,7 @@ import dspy
 from modpo.errors import BudgetError
 from modpo.ledger import Ledger
 from modpo.lm.pricing import price
-from modpo.lm.recorder import current_recorder
+from modpo.lm.recorder import current_recorder, reports_calls
 
 _LEDGER = "_modpo_ledger"
 
@@ -59,4 +59,4 @@ def _within_budget(lm: Any, prompt: Any, messages: Any, options: dict[str, Any])
 
 def is_frozen(lm: Any) -> bool:
     """Whether an LM is one that is not trained."""
-    return isinstance(lm, dspy.BaseLM) and not getattr(getattr(lm, "engine", None), "reports_calls", False)
+    return isinstance(lm, dspy.BaseLM) and not reports_calls(lm)

@@ -55,6 +55,11 @@ def calling_path() -> str:
     return UNNAMED if predictor is None else str(predictor.__dict__.get(PATH, UNNAMED))
 
 
+def reports_calls(lm: Any) -> bool:
+    """Whether an LM is a policy's, which records its calls itself."""
+    return bool(getattr(getattr(lm, "engine", None), "reports_calls", False))
+
+
 def current_flow() -> Flow:
     """Thread and asyncio task that run now; the task is 0 where there is none."""
     try:
@@ -250,7 +255,7 @@ class _Listener(BaseCallback):
         self._parses: dict[str, _Record] = {}
 
     def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-        if getattr(getattr(instance, "engine", None), "reports_calls", False):
+        if reports_calls(instance):
             return
         prompt = repr((instance.model, inputs.get("prompt"), inputs.get("messages"))).encode()
         try:

@@ -66,6 +66,10 @@ def serve(run: Path, versions: dict[str, int], settings: VLLM, tell: Any = lambd
     sampler = policy.sampler
     assert isinstance(sampler, VLLMSampler)
     sampler.open(run, tell)
-    sampler.prepare(folders)
+    try:
+        sampler.prepare(folders)
+    except BaseException:
+        sampler.close()  # no server is left behind by a call that failed
+        raise
     names = dict(zip(folders, sampler.slots.held, strict=True))
     return Served(sampler, sampler.url, names)
