@@ -5,7 +5,7 @@ import dspy
 import pytest
 from dspy.utils.exceptions import LMUnexpectedError
 
-from modpo.errors import MetricError, PolicyError, SamplerError, StoppedError
+from modpo.errors import MetricError, PolicyError, PromptTooLongError, SamplerError, StoppedError
 from modpo.lm.policy_lm import PolicyLM
 from modpo.rollout import run
 from tests.scripted import ScriptedPolicy, Simple, as_policy, jobs_for, one, slow_echo
@@ -159,6 +159,21 @@ def test_ctrl_c_passes_and_lets_the_threads_die():
     with pytest.raises(KeyboardInterrupt):
         run(jobs_for(9), program=program, metric=one, sampler=policy.sampler, threads=3, on_done=interrupt)
     assert policy.sampler.live == 0
+
+
+def test_a_prompt_too_long_for_a_server_is_data_with_its_call():
+    def answer(request, prompt):
+        if request.adapter == "act":
+            raise PromptTooLongError("the server's context has 14 tokens")
+        return slow_echo(request, prompt)
+
+    program = Simple()
+    policy = as_policy(program, answer)
+    (rollout,) = run(jobs_for(1), program=program, metric=one, sampler=policy.sampler)
+    assert rollout.failure == "prompt"
+    by_module = {call.module: call for call in rollout.calls}
+    assert by_module["act"].finish == "error"
+    assert "14 tokens" in by_module["act"].error
 
 
 def test_another_thread_may_stop_it_and_what_ended_is_kept():
