@@ -89,15 +89,19 @@ def traces(asks="acegbdfh", digits="01"):
     return {"plan": plan, "solve": [dspy.Example(h=h, r=r).with_inputs("h") for h, r in REPLIES.items()]}
 
 
-def make_base(folder, *, steps=200, batch=32, seed=0):
-    """Train the base model from scratch, in about ten seconds, and save it with its tokenizer."""
+def make_base(folder, *, heads=(4, 2), steps=200, batch=32, seed=0):
+    """Train the base model from scratch, in about ten seconds, and save it with its tokenizer.
+
+    `heads` are of queries and of keys; all of them together are 64 wide.
+    """
+    query_heads, key_heads = heads
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=query_heads,
+        num_key_value_heads=key_heads,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
         initializer_range=0.1,
