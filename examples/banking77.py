@@ -1,6 +1,6 @@
 """Compile a two-module classifier (shortlist -> decide) of bank customers' messages, 20 intents of BANKING77.
 
-    python examples/banking77.py --data DIR [--seed 0] [--steps 40] [--json]
+    python examples/banking77.py --data DIR [--seed 0] [--steps 24] [--json]
 
 DIR holds banking77_train.csv and banking77_test.csv (columns text,category); a hub name works where
 the package `datasets` is installed. Trained on the training file only; measured on the test file.
@@ -25,8 +25,13 @@ from modpo.programs.xml import XMLPredict
 from modpo.task import Task
 
 INTENTS, SHORTLIST = 20, 3
-TRACES, VAL, TEST = 96, 80, 400
+TRACES, VAL, TEST = 96, 64, 200
 MAX_TOKENS = 48  # a shortlist of the three longest names, and its tags
+SETTINGS = {
+    "steps": 24,
+    "validate_every": 8,
+    "warm_start": {"epochs": 3, "learning_rate": 3e-4, "batch_size": 8},
+}
 
 
 class Classify(dspy.Module):
@@ -94,6 +99,7 @@ def banking(data: str, seed: int) -> Task:
         testset=examples[1][:TEST],
         traces=write_traces(shown, intents, rng),
         name="banking77",
+        settings=SETTINGS,
     )
 
 
@@ -124,7 +130,7 @@ def main() -> int:
     parser.add_argument("--data", required=True, help="folder with the two CSV files, or a hub name")
     parser.add_argument("--model", default="smollm2-135m", help="base model: a known name, a hub id or a folder")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=SETTINGS["steps"])
     parser.add_argument("--run", type=Path, help="run folder; by default runs/banking77-seedN-TIME")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options = parser.parse_args()

@@ -80,4 +80,4 @@ def test_the_real_files_give_twenty_intents(banking77: ModuleType) -> None:
         pytest.skip(f"the data set is not at {folder}")
     task = banking77.banking(str(folder), seed=0)
     assert len({e.intent for e in task.trainset}) == 20
-    assert len(task.testset) == 400
+    assert len(task.testset) == 200
