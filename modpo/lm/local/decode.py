@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from modpo.lm.local.layout import DecodeLayout, decode_layout
+from modpo.lm.local.linear import linear
 from modpo.lm.sampler import Completion, SampleRequest
 from modpo.records import Finish
 from modpo.train.attention import TrieLayout
@@ -138,7 +139,7 @@ def _grow(model: nn.Module, pack: Pack, rows: _Rows) -> None:
 
 
 def _sample(model: nn.Module, hidden: Tensor, rows: _Rows, active: list[int], step: int) -> tuple[Tensor, Tensor]:
-    logits = nn.functional.linear(hidden, head_weight(model))
+    logits = linear(hidden, head_weight(model))
     return choose(logits, rows.temperatures[active].to(logits.device), rows.draws[active, step])
 
 

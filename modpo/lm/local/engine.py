@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from modpo.errors import ModpoError, SamplerError
 from modpo.lm.local.decode import decode
+from modpo.lm.local.linear import expect_few_rows
 from modpo.lm.local.weights import FoldedWeights
 from modpo.lm.sampler import Completion, Sampler, SampleRequest
 from modpo.train.attention import register
@@ -49,6 +50,7 @@ class LocalSampler(Sampler):
         deterministic: bool = False,
     ) -> None:
         model.set_attn_implementation(register())  # type: ignore[operator]
+        expect_few_rows(model)
         self.weights = FoldedWeights(model)
         self.tokenizer = tokenizer
         self.ends = ends
