@@ -156,6 +156,10 @@ class _Preflight:
     def run(self) -> Report:
         """See `preflight`."""
         base = self._sample(None, 1.0)
+        same = self._agreement("base", base, None, "another base model, or the same in another number format")
+        if not same.ok:
+            # whatever adapters do on another base would hide the cause
+            return self._report(same, self._template(), self._ends([base]))
         cold = self._sample(None, COLD)
         self._make_probes(base.rows)
         self.sampler.prepare({probe: self._home(probe) for probe in (OLD, OTHER)})
@@ -163,17 +167,19 @@ class _Preflight:
         self.sampler.prepare({probe: self._home(probe) for probe in (NEW, OTHER)})
         new = self._sample(NEW, 1.0)
         self.sampler.prepare({})
-        checks = [
-            self._agreement("base", base, None, "another base model, or the same in another number format"),
+        return self._report(
+            same,
             self._cold(cold),
             self._adapter("adapter", old, OLD),
             self._adapter("second adapter", other, OTHER),
             self._swap(new),
             self._template(),
             self._ends([base, cold, old, other, new]),
-        ]
+        )
+
+    def _report(self, *checks: Check) -> Report:
         worst = sorted(self.worst, key=lambda token: -abs(token.sampler - token.trainer))[:WORST]
-        return Report(self.sampler.name, tuple(checks), tuple(worst))
+        return Report(self.sampler.name, checks, tuple(worst))
 
     def _render(self, asked: str) -> tuple[int, ...]:
         message = [{"role": "user", "content": asked}]
