@@ -108,11 +108,10 @@ def demonstrations(traces: Sequence[dspy.Example]) -> list[dspy.Example]:
     return [*by_verdict["no"][:1], *by_verdict["yes"][:3]]
 
 
-def compile_and_measure(options: argparse.Namespace) -> dict[str, Any]:
+def compile_and_measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Compile with mmGRPO after a warm start; scores are means over held-out questions, greedy."""
     names = ("seed", "model", "python", "url", "frozen_url", "frozen")
     arguments = {name: getattr(options, name) for name in names}
-    folder = options.run or Path("runs") / f"mixed-seed{options.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     target = keep_target(folder, f"{Path(__file__).resolve()}:mixed_task", **arguments)
     task = mixed_task(**arguments)
     settings = {"steps": options.steps, "seed": options.seed}
@@ -170,11 +169,15 @@ def main() -> int:
     parser.add_argument("--run", type=Path, help="run folder; by default runs/mixed-seedN-TIME")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options = parser.parse_args()
+    folder = options.run or Path("runs") / f"mixed-seed{options.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
-        result = compile_and_measure(options)
+        result = compile_and_measure(options, folder)
     except ModpoError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"stopped; continue with: modpo resume {folder}", file=sys.stderr)
+        return 130
     print(json.dumps(result) if options.json else describe(result))
     return 0
 
