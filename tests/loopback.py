@@ -7,6 +7,14 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+
+class Server(ThreadingHTTPServer):
+    """One that does not turn away whole batches of rollouts that connect at the same time."""
+
+    request_queue_size = 256
+    daemon_threads = True
+
+
 Answer = Callable[[str, dict[str, Any] | None], tuple[int, Any]]
 """(path, body of a POST or None) -> (status, value to send as JSON)."""
 
@@ -35,8 +43,7 @@ def serving(answer: Answer, port: int = 0) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
