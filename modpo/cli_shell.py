@@ -6,6 +6,7 @@ import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -16,8 +17,10 @@ from typer.core import TyperGroup
 
 from modpo import report
 from modpo.errors import ConfigError, ModpoError
+from modpo.store import is_run
 
 ERROR_CODE = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 # The error of a wrong command line; typer names only its children, and whose class it is differs by typer's version.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -62,6 +65,30 @@ def answer(as_json: bool, work: Callable[[], Any], shown: Callable[[Any], Iterab
         console.width = max(console.width, 160)  # a file or a pipe has no width of its own
     for one in shown(work()):
         console.print(one)
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Say after Ctrl-C how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        advice = f"continue with: modpo resume {folder}" if is_run(folder) else "nothing was begun"
+        typer.echo(f"stopped; {advice}", err=True)
+        raise
+
+
+def run_script(folder: Path, as_json: bool, work: Callable[[], Any], shown: Callable[[Any], Iterable[Any]]) -> int:
+    """`answer` for a script of its own that makes a run in `folder`; returns the script's exit code."""
+    try:
+        with resumable(folder):
+            answer(as_json, work, shown)
+    except ModpoError as error:
+        typer.echo(f"error: {_one_line(error)}", err=True)
+        return ERROR_CODE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """The BANKING77 example: its data, traces and program, on a small file of the same form."""
 
 import csv
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -10,18 +9,12 @@ import pytest
 from dspy.utils.dummies import DummyLM
 
 from modpo.errors import TaskError
-
-FILE = Path(__file__).resolve().parents[1] / "examples/banking77.py"
+from tests.examples import ROOT, load_example
 
 
 @pytest.fixture(scope="module")
 def banking77() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("banking77", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_example("banking77")
 
 
 @pytest.fixture
@@ -75,7 +68,7 @@ def test_a_folder_without_the_files_is_said(banking77: ModuleType, tmp_path: Pat
 
 
 def test_the_real_files_give_twenty_intents(banking77: ModuleType) -> None:
-    folder = FILE.parents[2] / "shared/data"
+    folder = ROOT.parent / "shared/data"
     if not folder.is_dir():
         pytest.skip(f"the data set is not at {folder}")
     task = banking77.banking(str(folder), seed=0)

@@ -1,26 +1,18 @@
 """The mixed example's parts that need no vLLM: its frozen model and what it is shown."""
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from modpo.errors import ConfigError
 from modpo.programs import demo
+from tests.examples import load_example
 from tests.loopback import serving
-
-FILE = Path(__file__).resolve().parents[1] / "examples/mixed.py"
 
 
 @pytest.fixture(scope="module")
 def mixed() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mixed", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_example("mixed")
 
 
 def chat(path, body):
