@@ -21,6 +21,7 @@ class Call:
         occurrence: how many earlier calls this rollout made to the same module (0 is the first).
             Calls that race are numbered by prompt ids, so that the number does not depend on
             the scheduler.
+        position: place among all calls of the rollout (0 is the first), numbered likewise.
         model: name of the LM that answered.
         adapter: name of the adapter that answered; None when the module is frozen.
         version: version of that adapter; None when the module is frozen.
@@ -40,6 +41,7 @@ class Call:
 
     module: str
     occurrence: int
+    position: int = 0
     model: str
     adapter: str | None = None
     version: int | None = None
@@ -70,12 +72,13 @@ class Rollout:
         step: training step the rollout belongs to (-1 outside of training).
         example: index of the example in its data set.
         sample: which of the example's rollouts this is (0 .. G-1).
-        calls: the calls made, in order of completion per module, kept also when the run died.
+        calls: the calls made, by module and occurrence, kept also when the run died; `position` tells their sequence.
         reward: the metric's score, or the failure reward.
         failure: what kind of failure gave the failure reward; None for a rollout that was scored.
         error: the exception of that failure as text.
         feedback: textual feedback of the metric, if it gave any.
-        turn_scores: per-turn scores of the metric, if it gave any.
+        turn_scores: what each turn earned, if the metric said so.
+        turn_states: a name for what each turn started from, if the metric gave any: turns of equal states compare.
         prediction: the program's outputs as JSON text, for people to read.
         seconds: wall time.
     """
@@ -89,6 +92,7 @@ class Rollout:
     error: str | None = None
     feedback: str | None = None
     turn_scores: tuple[float, ...] | None = None
+    turn_states: tuple[str, ...] | None = None
     prediction: str | None = None
     seconds: float = 0.0
 

@@ -264,8 +264,8 @@ class _Pool:
             score = as_score(value, f"example {job.example_index}")
         except MetricError as error:
             return _Ended(self._failed(live, "metric", describe(error), text), error)
-        more = {"feedback": score.feedback, "turn_scores": score.turn_scores, "prediction": text}
-        return _Ended(self._record(live, score.score, **more))
+        about = {"turn_scores": score.turn_scores, "turn_states": score.turn_states, "feedback": score.feedback}
+        return _Ended(self._record(live, score.score, prediction=text, **about))
 
     def _failed(self, live: _Live, failure: Failure, error: str, prediction: str | None = None) -> Rollout:
         return self._record(live, self.failure_reward, failure=failure, error=error, prediction=prediction)

@@ -21,11 +21,12 @@ Metric = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """A metric's answer: a finite number, with text and per-turn numbers where the metric gives them."""
+    """A metric's answer: a finite number, with text and what it says of each turn where it says so."""
 
     score: float
     feedback: str | None = None
     turn_scores: tuple[float, ...] | None = None
+    turn_states: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class Task:
     Attributes:
         program: the DSPy program to compile.
         metric: `metric(example, prediction, trace=None)`: a number, a bool, or a `dspy.Prediction` with `score` and
-            perhaps `feedback` and `turn_scores`; higher is better.
+            perhaps `feedback`, and for turn credit `turn_scores` and `turn_states`; higher is better.
         trainset: examples to train on, with their inputs marked.
         valset: examples for choosing the best version.
         testset: examples held out from all of that.
@@ -155,18 +156,22 @@ def as_score(value: Any, where: str) -> Score:
     """Read a metric's answer.
 
     Args:
-        value: a bool, a number, or a `dspy.Prediction` with `score` and perhaps `feedback` and `turn_scores`.
+        value: a bool, a number, or a `dspy.Prediction` with `score` and perhaps `feedback`, `turn_scores` (a number a
+            turn) and `turn_states` (a text a turn, equal where turns started from the same).
         where: the example, for the message.
 
     Raises:
         MetricError: there is no finite number in it.
     """
-    given, feedback, turns = value, None, None
-    if isinstance(value, dspy.Prediction):
-        given, feedback, turns = value.get("score"), value.get("feedback"), value.get("turn_scores")
-    score = _finite(given, where)
-    turn_scores = None if turns is None else tuple(_finite(turn, where) for turn in turns)
-    return Score(score=score, feedback=None if feedback is None else str(feedback), turn_scores=turn_scores)
+    if not isinstance(value, dspy.Prediction):
+        return Score(score=_finite(value, where))
+    feedback, turns, states = value.get("feedback"), value.get("turn_scores"), value.get("turn_states")
+    return Score(
+        score=_finite(value.get("score"), where),
+        feedback=None if feedback is None else str(feedback),
+        turn_scores=None if turns is None else tuple(_finite(turn, where) for turn in turns),
+        turn_states=None if states is None else tuple(map(str, states)),
+    )
 
 
 def _finite(value: Any, where: str) -> float:

@@ -189,7 +189,7 @@ def test_runs_of_one_database_are_apart(tmp_path: Path, monkeypatch: pytest.Monk
 def test_another_layout_is_refused_by_name(store: Store) -> None:
     marker = store.folder / "modpo.json"
     marker.write_text(json.dumps({**json.loads(marker.read_text()), "layout": 99}))
-    with pytest.raises(RunVersionError, match="layout 99, this modpo reads layout 1"):
+    with pytest.raises(RunVersionError, match="layout 99, this modpo reads layout 2"):
         Store.open(store.folder)
 
 

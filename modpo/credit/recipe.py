@@ -15,10 +15,11 @@ from pydantic import Field
 from modpo.config import Frozen
 from modpo.credit.aggregation import AggregationName
 from modpo.credit.baseline import BaselineName, advantages, require_finite
-from modpo.credit.grouping import GROUPINGS, GroupingName, per_call
+from modpo.credit.grouping import GROUPINGS, per_call
 from modpo.credit.shaping import Overlong, punish_overlong
+from modpo.credit.turns import by_advantage, by_state, by_turn, turns_of
 from modpo.errors import ConfigError, nearest
-from modpo.records import Call, Credited, Group, Rollout
+from modpo.records import Call, Credited, Group, Member, Rollout
 
 LossName = Literal["ppo", "gspo", "cispo"]
 
@@ -29,7 +30,17 @@ class Recipe(Frozen):
     name: str
     summary: str
     source: str
-    grouping: GroupingName = Field(default="mmgrpo", description="which calls are compared")
+    grouping: Literal["mmgrpo", "module", "flow", "turn", "turn_advantage"] = Field(
+        default="mmgrpo", description="which calls are compared"
+    )
+    turn_opener: str | None = Field(
+        default=None, description="module whose calls open turns; None: the one that a rollout called first"
+    )
+    discount: float = Field(default=1.0, gt=0, le=1, description="of what a turn's later turns earned, a turn")
+    trace: float = Field(default=1.0, gt=0, le=1, description="of a turn's later surprises, a turn (GAE's lambda)")
+    state_weight: float | None = Field(
+        default=None, gt=0, description="weight of the advantage over turns from the same state, which is added"
+    )
     normalise_over: Literal["trajectories", "calls"] = Field(
         default="trajectories", description="what counts once in a group's statistics: a rollout, or each of its calls"
     )
@@ -78,6 +89,31 @@ _RECIPES = {
             "where long trajectories weigh more",
             grouping="flow",
             aggregation="trajectory",
+        ),
+        _variant(
+            "gtpo",
+            "A turn's discounted return, compared over an example's turns of the same index.",
+            "GTPO, arXiv 2511.14846 [A]: the turn level, discount 0.9; all else as flow_grpo",
+            grouping="turn",
+            discount=0.9,
+            aggregation="trajectory",
+        ),
+        _variant(
+            "gigpo",
+            "The trajectory's advantage, plus the turn's over turns that started from the same state.",
+            "GiGPO, arXiv 2505.10978 [T]: weight 1, discount 0.95; baseline='dr_grpo' is its F = 1",
+            grouping="flow",
+            state_weight=1.0,
+            discount=0.95,
+        ),
+        _variant(
+            "gagpo",
+            "A turn's generalised advantage over the mean return of its state, normalised over the example's turns.",
+            "GAGPO, arXiv 2605.13217 [T]: discount and trace 0.95; its ratio of an action is GSPO's of a call",
+            grouping="turn_advantage",
+            discount=0.95,
+            trace=0.95,
+            loss="gspo",
         ),
         _variant(
             "dr_mas",
@@ -187,17 +223,47 @@ def assign(
     left_out = Counter(
         why for rollout in rollouts for call in rollout.calls if (why := _why_left_out(call, modules)) is not None
     )
-    groups = [_shape(recipe, group, rollouts) for group in GROUPINGS[recipe.grouping](rollouts, modules)]
-    credited: list[Credited] = []
-    for group in groups:
+    compared, by_states = _compared(recipe, rollouts, modules), _by_states(recipe, rollouts, modules)
+    weights = [1.0] * len(compared) + [recipe.state_weight or 0.0] * len(by_states)
+    groups = [_shape(recipe, group, rollouts) for group in (*compared, *by_states)]
+    earned: dict[Member, float] = {}
+    silent: dict[Member, bool] = {}
+    stale: set[Member] = set()
+    for group, weight in zip(groups, weights, strict=True):
         given = _credit(recipe, group)
         if too_old is not None and any(too_old(rollouts[one.rollout].calls[one.call]) for one in group.members):
-            left_out["stale group"] += len(given)
-        elif recipe.drop_silent and not any(one.advantage for one in given):
-            left_out["silent group"] += len(given)
+            stale.update(group.members)
+        teaches = any(one.advantage for one in given)
+        for one in given:
+            earned[one.member] = earned.get(one.member, 0.0) + weight * one.advantage
+            silent[one.member] = silent.get(one.member, True) and not teaches
+    credited = []
+    for member, advantage in earned.items():
+        if member in stale:
+            left_out["stale group"] += 1
+        elif recipe.drop_silent and silent[member]:
+            left_out["silent group"] += 1
         else:
-            credited.extend(given)
+            credited.append(Credited(member, advantage))
     return Assignment(tuple(credited), tuple(groups), sum(group.silent for group in groups), dict(left_out))
+
+
+def _compared(recipe: Recipe, rollouts: Sequence[Rollout], modules: Collection[str]) -> list[Group]:
+    """The groups of a recipe's grouping; each trainable call lies in one."""
+    match recipe.grouping:
+        case "turn":
+            return by_turn(turns_of(rollouts, modules, recipe.turn_opener), recipe.discount)
+        case "turn_advantage":
+            return by_advantage(turns_of(rollouts, modules, recipe.turn_opener), recipe.discount, recipe.trace)
+        case named:
+            return GROUPINGS[named](rollouts, modules)
+
+
+def _by_states(recipe: Recipe, rollouts: Sequence[Rollout], modules: Collection[str]) -> list[Group]:
+    """The groups of turns from the same state, where the recipe adds their advantage."""
+    if recipe.state_weight is None:
+        return []
+    return by_state(turns_of(rollouts, modules, recipe.turn_opener), recipe.discount)
 
 
 def _why_left_out(call: Call, modules: Collection[str]) -> str | None:

@@ -209,15 +209,15 @@ class Recorder:
             alone = len(flows[ticket.segment]) == 1 and ticket.flow[1] != 0
             # One task alone is a sequence; anything else that shares a segment raced.
             racing = (ticket.order,) if alone else (record.call.prompt_ids, ticket.digest, ticket.ordinal)
-            return (ticket.module, ticket.segment, *racing)
+            return (ticket.segment, *racing, ticket.module)
 
         seen: Counter[str] = Counter()
         numbered = []
-        for record in sorted(records, key=place):
+        for position, record in enumerate(sorted(records, key=place)):
             module = record.ticket.module
-            numbered.append(replace(record.call, occurrence=seen[module]))
+            numbered.append(replace(record.call, occurrence=seen[module], position=position))
             seen[module] += 1
-        return tuple(numbered)
+        return tuple(sorted(numbered, key=lambda call: (call.module, call.occurrence)))
 
     def parse_started(self, text: str) -> _Record | None:
         """Find the latest unparsed call of this flow that gave this text."""

@@ -4,6 +4,7 @@ Every row names its run, so that one database may hold many runs. Keys are short
 are JSON text or compressed blobs, so that any SQLAlchemy database can hold them.
 """
 
+import json
 import zlib
 from typing import Any
 
@@ -57,6 +58,21 @@ class Logprobs(_Packed):
 
     cache_ok = True
     dtype = "<f4"
+
+
+class Texts(TypeDecorator[tuple[str, ...]]):
+    """A tuple of texts as JSON."""
+
+    impl = Text(2**24 - 1)
+    cache_ok = True
+
+    def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> str | None:
+        """Write JSON in ASCII, which any database takes."""
+        return None if value is None else json.dumps(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> tuple[str, ...] | None:
+        """Read JSON."""
+        return None if value is None else tuple(json.loads(value))
 
 
 class Scores(_Packed):
@@ -122,6 +138,7 @@ class RolloutRow(Table, table=True):
     error: str | None = Field(sa_type=SafeText)
     feedback: str | None = Field(sa_type=SafeText)
     turn_scores: tuple[float, ...] | None = Field(sa_type=Scores)
+    turn_states: tuple[str, ...] | None = Field(sa_type=Texts)
     prediction: str | None = Field(sa_type=SafeText)
     seconds: float = Field(sa_type=Double)
 
@@ -137,6 +154,7 @@ class CallRow(Table, table=True):
     call: int = Field(primary_key=True)
     module: str = Field(sa_type=NAME)
     occurrence: int
+    position: int
     model: str = Field(sa_type=SafeText)
     adapter: str | None = Field(sa_type=NAME)
     version: int | None

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from modpo.records import Group, Rollout
 
-LAYOUT = 1
+LAYOUT = 2
 """Version of the store's layout; a run written with another one is refused."""
 
 Phase = Literal["warm", "train"]

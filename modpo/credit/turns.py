@@ -1,0 +1,159 @@
+"""Turns: credit within a rollout, where what each turn earned is known, or where it started from.
+
+A turn begins with each call of the module that opens turns: the rollout's first, unless the recipe names one. All
+calls up to the next belong to it. The metric may say what each turn earned (`turn_scores`); where it does not, and
+for rollouts that failed, the last turn earned the rollout's reward. Turn counts are ragged.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeVar
+
+from modpo.errors import ConfigError, MetricError
+from modpo.records import Group, Member, Rollout
+
+State = str | tuple[int, ...] | None
+Told = TypeVar("Told")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of one rollout.
+
+    Attributes:
+        example: index of the example.
+        index: which turn of its rollout it is.
+        reward: what it earned.
+        state: what it started from: the metric's `turn_states`, or the prompt ids of its opening call; None where
+            that call is a frozen module's, whose prompts are not kept.
+        members: its trainable calls.
+    """
+
+    example: int
+    index: int
+    reward: float
+    state: State
+    members: tuple[Member, ...]
+
+
+def turns_of(rollouts: Sequence[Rollout], modules: Collection[str], opener: str | None = None) -> list[list[Turn]]:
+    """The turns of each rollout; none for one that made no call.
+
+    Args:
+        rollouts: all rollouts of a step.
+        modules: paths of the trained modules.
+        opener: path of the module that opens turns; None is the first that a rollout called.
+
+    Raises: MetricError when the metric said something of another number of turns than the rollout has.
+    """
+    return [_split(index, rollout, modules, opener) for index, rollout in enumerate(rollouts)]
+
+
+def returns(rewards: Sequence[float], discount: float) -> list[float]:
+    """R_k = r_k + discount * R_(k+1), the discounted sum of what came from turn k on."""
+    found: list[float] = []
+    for reward in reversed(rewards):
+        found.append(reward + discount * (found[-1] if found else 0.0))
+    return found[::-1]
+
+
+def by_turn(turns_G: Sequence[Sequence[Turn]], discount: float) -> list[Group]:
+    """Group by (example, k): the returns from the k-th turns on are compared among the rollouts that have one.
+
+    Source: GTPO, arXiv 2511.14846 [A], the turn level: returns with discount 0.9, normalised over turns of equal index.
+    """
+    found: dict[tuple[str | int, ...], list[tuple[Turn, float]]] = {}
+    for turn, value in _with_returns(turns_G, discount):
+        found.setdefault((turn.example, "turn", turn.index), []).append((turn, value))
+    return _groups(found)
+
+
+def by_state(turns_G: Sequence[Sequence[Turn]], discount: float) -> list[Group]:
+    """Group by equal states of an example: the returns from there on are compared; a state seen once has no group.
+
+    Source: GiGPO's step level, arXiv 2505.10978 [T]: discount 0.95, anchor states matched exactly.
+    """
+    found: dict[tuple[str | int, ...], list[tuple[Turn, float]]] = {}
+    names: dict[tuple[int, State], int] = {}
+    for turn, value in _with_returns(turns_G, discount):
+        number = names.setdefault((turn.example, _known(turn)), len(names))
+        found.setdefault((turn.example, "state", number), []).append((turn, value))
+    return _groups({key: turns for key, turns in found.items() if len(turns) > 1})
+
+
+def by_advantage(turns_G: Sequence[Sequence[Turn]], discount: float, trace: float) -> list[Group]:
+    """Group by example: each turn is compared by its generalised advantage over its state's mean return.
+
+    V(s) = mean discounted return over the example's turns of state s, 0 after the last turn;
+    delta_k = r_k + discount * V(s_(k+1)) - V(s_k); A_k = delta_k + discount * trace * A_(k+1).
+    Source: GAGPO, arXiv 2605.13217 [T]: discount and trace (lambda) 0.95, normalised over the group afterwards.
+    """
+    seen: dict[tuple[int, State], list[float]] = {}
+    for turn, value in _with_returns(turns_G, discount):
+        seen.setdefault((turn.example, _known(turn)), []).append(value)
+    mean = {state: sum(values) / len(values) for state, values in seen.items()}
+    found: dict[tuple[str | int, ...], list[tuple[Turn, float]]] = {}
+    for turns in turns_G:
+        values = [mean[turn.example, turn.state] for turn in turns] + [0.0]
+        deltas = [turn.reward + discount * values[k + 1] - values[k] for k, turn in enumerate(turns)]
+        for turn, value in zip(turns, returns(deltas, discount * trace), strict=True):
+            found.setdefault((turn.example,), []).append((turn, value))
+    return _groups(found)
+
+
+def _split(index: int, rollout: Rollout, modules: Collection[str], opener: str | None) -> list[Turn]:
+    calls = sorted(enumerate(rollout.calls), key=lambda numbered: numbered[1].position)
+    if not calls:
+        return []
+    opening = opener or calls[0][1].module
+    openers = [place for place, (_, call) in enumerate(calls) if call.module == opening]
+    bounds = [0, *openers[1:], len(calls)]  # what comes before the first opener belongs to it
+    spans = [calls[start:end] for start, end in pairwise(bounds)]
+    rewards = _told(index, rollout, "turn_scores", rollout.turn_scores, len(spans))
+    states = _told(index, rollout, "turn_states", rollout.turn_states, len(spans))
+    turns = []
+    for k, span in enumerate(spans):
+        first = next((call for _, call in span if call.module == opening), span[0][1])
+        members = tuple(Member(index, c) for c, call in span if call.trainable and call.module in modules)
+        last = rollout.reward if k == len(spans) - 1 else 0.0
+        state = states[k] if states else first.prompt_ids or None
+        turns.append(Turn(rollout.example, k, rewards[k] if rewards else last, state, members))
+    return turns
+
+
+def _told(index: int, rollout: Rollout, name: str, told: Sequence[Told] | None, turns: int) -> Sequence[Told] | None:
+    if told is not None and len(told) != turns:
+        raise MetricError(
+            f"the metric gave {len(told)} {name} for example {rollout.example} (rollout {index}), which has {turns} "
+            "turns: a turn begins with each call of the module that opens turns (recipe option turn_opener)"
+        )
+    return told
+
+
+def _known(turn: Turn) -> State:
+    if turn.state is None:
+        raise ConfigError(
+            "turns are compared by the state they started from, but the module that opens them is frozen, and its "
+            "prompts are not kept: let the metric return turn_states, or take another recipe"
+        )
+    return turn.state
+
+
+def _with_returns(turns_G: Iterable[Sequence[Turn]], discount: float) -> list[tuple[Turn, float]]:
+    return [
+        pair
+        for turns in turns_G
+        for pair in zip(turns, returns([turn.reward for turn in turns], discount), strict=True)
+    ]
+
+
+def _groups(found: dict[tuple[str | int, ...], list[tuple[Turn, float]]]) -> list[Group]:
+    """One group per key, with a value per turn; a group without a trainable call teaches nothing."""
+    groups = []
+    for key, turns in found.items():
+        members = tuple(member for turn, _ in turns for member in turn.members)
+        owners = tuple(owner for owner, (turn, _) in enumerate(turns) for _ in turn.members)
+        if members:
+            groups.append(Group(key, members, tuple(value for _, value in turns), owners))
+    return groups
