@@ -27,7 +27,7 @@ class TaskError(ModpoError):
 
 
 class MetricError(TaskError):
-    """The metric returned something that is not a finite number, or raised too often."""
+    """The metric returned no finite number, lacks what it judges by, or raised too often."""
 
 
 class PolicyError(ModpoError):
@@ -40,6 +40,10 @@ class SamplerError(ModpoError):
 
 class StoppedError(ModpoError):
     """Sampling was told to stop; what had ended is kept."""
+
+
+class ToolError(ModpoError):
+    """A tool cannot be set up as given, or its command cannot be read; inside a rollout it is data."""
 
 
 class StoreError(ModpoError):
@@ -68,6 +72,10 @@ class PromptTooLongError(RolloutFailure):
 
 class RolloutTimeoutError(RolloutFailure):
     """The rollout ran past its time-out; its thread is refused further calls."""
+
+
+class JudgeTimeoutError(RolloutTimeoutError):
+    """A judge did not answer within its time-out; the rollout that it judged fails as one that ran out of time."""
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:

@@ -6,6 +6,9 @@ each adapter from its own calls. Every step is recorded before the next begins: 
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from statistics import fmean
 from typing import Any
 
 from modpo.credit import Assignment, assign
@@ -120,6 +123,7 @@ def learn(x: Experiment, state: State, rollouts: Sequence[Rollout], assignment: 
     publish(x, state, tuple(changed))
     metrics |= {"silent": assignment.silent, "groups": len(assignment.groups), "left_out": assignment.left_out}
     failures = [rollout.failure for rollout in rollouts if rollout.failure]
+    metrics |= {"measures": means([rollout.measures or {} for rollout in rollouts])}
     metrics |= {"failures": {kind: failures.count(kind) for kind in sorted(set(failures))}}
     return metrics | {"cursor": state.cursor, "metric_errors": state.metric_errors}
 
@@ -173,17 +177,31 @@ def measure(x: Experiment, state: State, label: Label, step: int) -> None:
     if not examples or (label, step) in {(v.label, v.step) for v in made}:
         return
     same = [v for v in made if not x.testset or (v.label == "step") == (label == "step")]
-    scores = next((v.scores for v in same if v.adapters == state.versions), None)
+    known = next((v for v in same if v.adapters == state.versions), None)
+    found = _score(x, state, examples, label) if known is None else replace(known, seconds=0.0)
+    x.store.save_validation(replace(found, label=label, step=step))
+    x.watch.show(**{"validation" if label == "step" else label: found.mean})
+
+
+def _score(x: Experiment, state: State, examples: Sequence[Any], label: Label) -> Validation:
     start = time.monotonic()
-    if scores is None:
-        jobs = [Job(example_index=at, example=example) for at, example in enumerate(examples)]
-        phase = "before" if label == "before" else "evaluate"
-        scores = tuple(rollout.reward for rollout in execute(x, state.versions, jobs, phase, temperature=0.0))
-    seconds = time.monotonic() - start
-    x.store.save_validation(
-        Validation(label=label, step=step, scores=scores, adapters=dict(state.versions), seconds=seconds)
+    jobs = [Job(example_index=at, example=example) for at, example in enumerate(examples)]
+    phase = "before" if label == "before" else "evaluate"
+    rollouts = execute(x, state.versions, jobs, phase, temperature=0.0)
+    return Validation(
+        label=label,
+        step=-1,
+        scores=tuple(rollout.reward for rollout in rollouts),
+        measures=means([rollout.measures or {} for rollout in rollouts]),
+        adapters=dict(state.versions),
+        seconds=time.monotonic() - start,
     )
-    x.watch.show(**{"validation" if label == "step" else label: sum(scores) / len(scores)})
+
+
+def means(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each named number over those that have it."""
+    found = {name: [one[name] for one in measured if name in one] for name in dict.fromkeys(chain(*measured))}
+    return {name: fmean(numbers) for name, numbers in found.items()}
 
 
 def due(x: Experiment, step: int) -> bool:

@@ -4,6 +4,7 @@ No torch and no dspy here: these values cross threads, processes and the databas
 Axis suffixes used throughout the project: `_E` example, `_G` rollout, `_C` call, `_T` token.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,6 +80,7 @@ class Rollout:
         feedback: textual feedback of the metric, if it gave any.
         turn_scores: what each turn earned, if the metric said so.
         turn_states: a name for what each turn started from, if the metric gave any: turns of equal states compare.
+        measures: further numbers of the metric, to report and not to train on.
         prediction: the program's outputs as JSON text, for people to read.
         seconds: wall time.
     """
@@ -93,6 +95,7 @@ class Rollout:
     feedback: str | None = None
     turn_scores: tuple[float, ...] | None = None
     turn_states: tuple[str, ...] | None = None
+    measures: Mapping[str, float] | None = None
     prediction: str | None = None
     seconds: float = 0.0
 

@@ -117,6 +117,7 @@ def _validation(made: Validation) -> dict[str, Any]:
         "mean": made.mean,
         "ci95": list(mean_interval(made.scores)),
         "n": len(made.scores),
+        "measures": dict(made.measures),
         "adapters": dict(made.adapters),
         "seconds": made.seconds,
     }
@@ -205,12 +206,16 @@ def _modules(modules: Sequence[dict[str, Any]]) -> Table:
 
 
 def _validations(validations: Sequence[dict[str, Any]]) -> Table:
-    """One line per validation, in percent."""
-    table = _table("validations", "when", "step", "score %", "95 % interval", "examples")
+    """One line per validation, scores in percent, with what else the metric measured."""
+    measured = dict.fromkeys(name for one in validations for name in one["measures"])
+    columns = (name.replace("_", " ") for name in measured)
+    table = _table("validations", "when", "step", "score %", "95 % interval", "examples", *columns)
     for one in validations:
         low, high = (100 * end for end in one["ci95"])
         step = str(one["step"]) if one["step"] >= 0 else ""
-        table.add_row(one["label"], step, f"{100 * one['mean']:.1f}", f"{low:.1f} to {high:.1f}", str(one["n"]))
+        more = (f"{one['measures'][name]:.2f}" if name in one["measures"] else "" for name in measured)
+        score, interval = f"{100 * one['mean']:.1f}", f"{low:.1f} to {high:.1f}"
+        table.add_row(one["label"], step, score, interval, str(one["n"]), *more)
     return table
 
 

@@ -259,13 +259,14 @@ class _Pool:
         try:
             value = apply_metric(self.metric, job.example, prediction)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a metric's failure is data
-            return _Ended(self._failed(live, "metric", describe(error), text))
+            kind: Failure = "timeout" if kind_of(error) == "timeout" else "metric"
+            return _Ended(self._failed(live, kind, describe(error), text))
         try:
             score = as_score(value, f"example {job.example_index}")
         except MetricError as error:
             return _Ended(self._failed(live, "metric", describe(error), text), error)
-        about = {"turn_scores": score.turn_scores, "turn_states": score.turn_states, "feedback": score.feedback}
-        return _Ended(self._record(live, score.score, prediction=text, **about))
+        told = {name: getattr(score, name) for name in ("feedback", "turn_scores", "turn_states", "measures")}
+        return _Ended(self._record(live, score.score, prediction=text, **told))
 
     def _failed(self, live: _Live, failure: Failure, error: str, prediction: str | None = None) -> Rollout:
         return self._record(live, self.failure_reward, failure=failure, error=error, prediction=prediction)
@@ -284,7 +285,7 @@ class _Pool:
 
 
 def kind_of(error: BaseException | None) -> Failure:
-    """What kind of failure an exception that left a program is, by it and its causes."""
+    """What kind of failure an exception that left a program, or a metric, is, by it and its causes."""
     while error is not None:
         if isinstance(error, PromptTooLongError):
             return "prompt"

@@ -27,6 +27,7 @@ class Score:
     feedback: str | None = None
     turn_scores: tuple[float, ...] | None = None
     turn_states: tuple[str, ...] | None = None
+    measures: dict[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,8 @@ class Task:
     Attributes:
         program: the DSPy program to compile.
         metric: `metric(example, prediction, trace=None)`: a number, a bool, or a `dspy.Prediction` with `score` and
-            perhaps `feedback`, and for turn credit `turn_scores` and `turn_states`; higher is better.
+            perhaps `feedback`, `measures` (further numbers to report), and for turn credit `turn_scores` and
+            `turn_states`; higher is better.
         trainset: examples to train on, with their inputs marked.
         valset: examples for choosing the best version.
         testset: examples held out from all of that.
@@ -157,7 +159,7 @@ def as_score(value: Any, where: str) -> Score:
 
     Args:
         value: a bool, a number, or a `dspy.Prediction` with `score` and perhaps `feedback`, `turn_scores` (a number a
-            turn) and `turn_states` (a text a turn, equal where turns started from the same).
+            turn), `turn_states` (a text a turn, equal where turns started from the same), `measures` (named numbers).
         where: the example, for the message.
 
     Raises:
@@ -166,11 +168,13 @@ def as_score(value: Any, where: str) -> Score:
     if not isinstance(value, dspy.Prediction):
         return Score(score=_finite(value, where))
     feedback, turns, states = value.get("feedback"), value.get("turn_scores"), value.get("turn_states")
+    measures = value.get("measures")
     return Score(
         score=_finite(value.get("score"), where),
         feedback=None if feedback is None else str(feedback),
         turn_scores=None if turns is None else tuple(_finite(turn, where) for turn in turns),
         turn_states=None if states is None else tuple(map(str, states)),
+        measures=None if measures is None else {str(name): _finite(one, where) for name, one in measures.items()},
     )
 
 
@@ -211,7 +215,7 @@ def check_examples(program: dspy.Module, examples: Sequence[dspy.Example], label
     """
     if len(examples) == 0:
         raise TaskError(f"{label} is empty: give at least one dspy.Example")
-    needed, known = _inputs_of(program)
+    needed, known = inputs_of(program)
     for index, example in enumerate(examples):
         where = f"example {index} of {label}"
         if not isinstance(example, dspy.Example):
@@ -230,7 +234,7 @@ def check_examples(program: dspy.Module, examples: Sequence[dspy.Example], label
                 raise TaskError(f"{where} has an input {name!r} that the program does not take; {nearest(name, known)}")
 
 
-def _inputs_of(program: dspy.Module) -> tuple[list[str], set[str] | None]:
+def inputs_of(program: dspy.Module) -> tuple[list[str], set[str] | None]:
     """Inputs a program needs, and all that it takes; None when it takes any."""
     if isinstance(program, dspy.Predict):
         fields = program.signature.input_fields

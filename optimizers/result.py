@@ -17,6 +17,7 @@ class RunResult:
         before: score of the student as given.
         warm: score after the warm start (as `before` where there was none).
         after: score of the compiled program.
+        measures: means of what else the metric measured, ``{"before": {...}, "warm": {...}, "after": {...}}``.
         ci95_gain: paired bootstrap interval of after - warm.
         seconds: wall time of the run; of sittings that were killed, nothing.
         steps: RL steps done.
@@ -27,6 +28,7 @@ class RunResult:
     before: float | None
     warm: float | None
     after: float | None
+    measures: Mapping[str, Mapping[str, float]]
     ci95_gain: tuple[float, float] | None
     seconds: float
     steps: int
@@ -46,6 +48,7 @@ def result_of(store: Store, versions: Mapping[str, int], seconds: float) -> RunR
         before=None if before is None else before.mean,
         warm=None if warm is None else warm.mean,
         after=None if after is None else after.mean,
+        measures={label: dict(one.measures) for label, one in made.items()},
         ci95_gain=gain,
         seconds=seconds,
         steps=0 if last is None else last + 1,

@@ -38,6 +38,7 @@ def a_rollout(sample: int = 0, reward: float = 1.0, calls: tuple[Call, ...] | No
         reward=reward,
         feedback="right",
         turn_scores=(0.1, 1 / 3),
+        measures={"turns": 1.5},
         turn_states=("start", "\u00e9\ud800"),
         prediction='{"answer": "8"}',
         seconds=1.5,

@@ -76,6 +76,10 @@ class PolicyLM(dspy.LM):
         """The version that answers; None for the current one."""
         return self.engine.version  # type: ignore[no-any-return]
 
+    def count_tokens(self, text: str) -> int:
+        """How many tokens the policy's tokenizer makes of a text, special ones aside."""
+        return len(self.policy.tokenizer.encode(text, add_special_tokens=False))
+
     @property
     def _cache_responses(self) -> bool:
         # DSPy's cache knows the model name only: an answer from it would not be captured, or be another version's.

@@ -147,6 +147,7 @@ def validation_row(run: str, validation: Validation) -> ValidationRow:
         mean=validation.mean,
         n=len(validation.scores),
         scores=validation.scores,
+        measures=dict(validation.measures),
         adapters=json.dumps(dict(validation.adapters)),
         seconds=validation.seconds,
     )
@@ -156,5 +157,10 @@ def validation_from(row: ValidationRow) -> Validation:
     """A validation from its row."""
     versions: Mapping[str, int] = json.loads(row.adapters)
     return Validation(
-        label=cast(Label, row.label), step=row.step, scores=row.scores, adapters=versions, seconds=row.seconds
+        label=cast(Label, row.label),
+        step=row.step,
+        scores=row.scores,
+        measures=row.measures,
+        adapters=versions,
+        seconds=row.seconds,
     )

@@ -60,18 +60,28 @@ class Logprobs(_Packed):
     dtype = "<f4"
 
 
-class Texts(TypeDecorator[tuple[str, ...]]):
-    """A tuple of texts as JSON."""
+class Json(TypeDecorator[Any]):
+    """A value as JSON text in ASCII, which any database takes."""
 
     impl = Text(2**24 - 1)
     cache_ok = True
 
-    def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> str | None:
-        """Write JSON in ASCII, which any database takes."""
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        """Write."""
         return None if value is None else json.dumps(value)
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> tuple[str, ...] | None:
-        """Read JSON."""
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        """Read."""
+        return None if value is None else json.loads(value)
+
+
+class Texts(Json):
+    """A tuple of texts."""
+
+    cache_ok = True
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        """Read; JSON knows no tuples."""
         return None if value is None else tuple(json.loads(value))
 
 
@@ -139,6 +149,7 @@ class RolloutRow(Table, table=True):
     feedback: str | None = Field(sa_type=SafeText)
     turn_scores: tuple[float, ...] | None = Field(sa_type=Scores)
     turn_states: tuple[str, ...] | None = Field(sa_type=Texts)
+    measures: dict[str, float] | None = Field(sa_type=Json)
     prediction: str | None = Field(sa_type=SafeText)
     seconds: float = Field(sa_type=Double)
 
@@ -197,6 +208,7 @@ class ValidationRow(Table, table=True):
     mean: float = Field(sa_type=Double)
     n: int
     scores: tuple[float, ...] = Field(sa_type=Scores)
+    measures: dict[str, float] = Field(sa_type=Json)
     adapters: str = Field(sa_type=SafeText)
     seconds: float = Field(sa_type=Double)
 

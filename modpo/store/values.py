@@ -108,6 +108,7 @@ class Validation:
         label: ``before`` any training, after the ``warm`` start, after a ``step``, or ``after`` all.
         step: the train step it followed; -1 before the first.
         scores: one score per example, in data order.
+        measures: means of the further numbers that the metric measured, over the rollouts it scored.
         adapters: version of each adapter that answered.
         seconds: wall time.
     """
@@ -115,6 +116,7 @@ class Validation:
     label: Label
     step: int
     scores: tuple[float, ...]
+    measures: Mapping[str, float] = field(default_factory=dict)
     adapters: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
 

@@ -1,4 +1,4 @@
-"""Tools that programs call."""
+"""A calculator."""
 
 import re
 
@@ -8,10 +8,10 @@ _LARGEST_EXPONENT = 32
 
 
 def calculator(expression: str) -> str:
-    """Evaluate an arithmetic expression over numbers, without ever running code.
+    """Evaluate an arithmetic expression.
 
-    Only digits, ``+ - * / // % **``, brackets, dots and spaces are let through to the evaluator,
-    at most 120 of them, and powers are bounded: no text can name, call or exhaust anything.
+    It is over numbers, and code is never run. Only digits, ``+ - * / // % **``, brackets, dots and spaces are let
+    through to the evaluator, at most 120 of them, and powers are bounded: no text can name, call or exhaust anything.
 
     Args:
         expression: such as ``"3 * 8 + 2 * 4"``.

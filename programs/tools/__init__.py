@@ -1,0 +1,7 @@
+"""Tools that programs call, and what makes a tool of a function; each heavy library loads when it is first used."""
+
+from modpo.programs.tools.calculator import calculator
+from modpo.programs.tools.search import CorpusSearch
+from modpo.programs.tools.tool import Tool, ToolResult, as_tool
+
+__all__ = ["CorpusSearch", "Tool", "ToolResult", "as_tool", "calculator"]
