@@ -40,7 +40,7 @@ def test_the_task_keeps_test_messages_out_of_training(banking77: ModuleType, dat
     assert {e.intent for e in task.testset} == {e.intent for e in banking77.banking(str(data), seed=1).testset}
 
 
-def test_traces_hold_the_right_intent_among_three(banking77: ModuleType, data: Path) -> None:
+def test_traces_hold_the_right_intent_among_the_shortlisted(banking77: ModuleType, data: Path) -> None:
     task = banking77.banking(str(data), seed=0)
     places = set()
     for short, decide in zip(task.traces["shortlist"], task.traces["decide"], strict=True):
