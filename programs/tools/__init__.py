@@ -1,7 +1,9 @@
 """Tools that programs call, and what makes a tool of a function; each heavy library loads when it is first used."""
 
 from modpo.programs.tools.calculator import calculator
+from modpo.programs.tools.files import FileReader
+from modpo.programs.tools.sandbox import PythonSandbox
 from modpo.programs.tools.search import CorpusSearch
 from modpo.programs.tools.tool import Tool, ToolResult, as_tool
 
-__all__ = ["CorpusSearch", "Tool", "ToolResult", "as_tool", "calculator"]
+__all__ = ["CorpusSearch", "FileReader", "PythonSandbox", "Tool", "ToolResult", "as_tool", "calculator"]
