@@ -106,6 +106,11 @@ class Settings(Frozen):
     budget: Budget | None = None
     threads: int = Field(default=64, ge=1, description="rollouts that run at the same time, at most")
     validate_every: int | None = Field(default=10, ge=1)
+    time_limit_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="begin no step that would not be done and scored in so many wall seconds of all sittings",
+    )
     patience: int | None = Field(default=None, ge=1, description="validations without a new best before stopping")
     max_staleness: int | None = Field(
         default=None, ge=1, description="sample up to so many steps ahead of training; None: never at the same time"

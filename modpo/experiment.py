@@ -72,6 +72,7 @@ class State:
     step: int = 0
     cursor: int = 0
     metric_errors: int = 0
+    step_s: float = 0.0  # the longest step of this sitting
     files: dict[str, AdapterFile] = field(default_factory=dict)
 
 

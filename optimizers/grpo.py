@@ -28,7 +28,7 @@ from modpo.records import Call
 from modpo.store import RunInfo, Store
 from modpo.task import Metric
 
-MAY_CHANGE = frozenset({"budget", "max_errors", "patience", "steps", "threads", "timeout_s"})
+MAY_CHANGE = frozenset({"budget", "max_errors", "patience", "steps", "threads", "time_limit_s", "timeout_s"})
 """Settings that may differ when a run goes on: they bound the work and do not shape it."""
 
 

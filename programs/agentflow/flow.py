@@ -5,6 +5,7 @@ turn allowed is not verified (its verdict could change nothing), and tools are t
 never run as code.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -206,6 +207,7 @@ def _counter(planner: dspy.Module) -> Callable[[str], int]:
     own = getattr(lm, "count_tokens", None)
     if own is not None:
         return own  # type: ignore[no-any-return]
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its own copy: no request for a newer one
     from litellm import token_counter
 
     return lambda text: token_counter(model=str(getattr(lm, "model", "")), text=text)

@@ -137,6 +137,16 @@ def test_patience_stops_a_run_without_gain(base, tmp_path):
     assert optimizer.result.versions == {"plan": 0, "solve": 0}
 
 
+def test_a_time_limit_ends_a_run_in_time_with_its_scores_and_may_be_raised(base, tmp_path):
+    optimizer = small(tmp_path, time_limit_s=1e-3)
+    optimizer.compile(program(policy(base)), trainset=trainset(), valset=heldout()[:4])
+    assert optimizer.result.steps == 0
+    assert optimizer.result.after is not None
+    optimizer = small(tmp_path, time_limit_s=600.0, resume=True)
+    optimizer.compile(program(policy(base)), trainset=trainset(), valset=heldout()[:4])
+    assert optimizer.result.steps == 2
+
+
 def test_validation_keeps_the_best_version(base, tmp_path):
     optimizer = small(tmp_path, steps=2, learning_rate=1.0, validate_every=1)  # a rate that breaks the model
     student = program(policy(base))
