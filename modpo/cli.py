@@ -4,6 +4,7 @@ Standard output carries the answer: tables, or with --json one object and nothin
 """
 
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from time import strftime
@@ -120,6 +121,9 @@ def runs(runs_dir: RunsDir = RUNS, as_json: Json = False) -> None:
 def show(
     run: Run,
     plot: Annotated[Path | None, typer.Option(help="Also draw the curve into this PNG file.")] = None,
+    rollout: Annotated[
+        str | None, typer.Option(help="Show one rollout turn by turn instead: STEP:INDEX, or INDEX in the last step.")
+    ] = None,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> None:
@@ -127,11 +131,13 @@ def show(
 
     def work() -> Any:
         with Store.open(_find(run, runs_dir)) as store:
+            if rollout is not None:
+                return _call("modpo.transcript:transcript", store, rollout)
             if plot is not None:
                 report.plot(store, plot)
             return report.summary(store)
 
-    answer(as_json, work, report.tables)
+    answer(as_json, work, report.tables if rollout is None else partial(_call, "modpo.transcript:as_text"))
 
 
 @app.command()

@@ -21,7 +21,7 @@ ORDER = [
     {"experiment"},
     {"sampling"},
     {"loop"},
-    {"report"},
+    {"report", "transcript"},
     {"optimizers"},
     {"cli", "examples"},
 ]

@@ -102,20 +102,28 @@ def by_advantage(turns_G: Sequence[Sequence[Turn]], discount: float, trace: floa
     return _groups(found)
 
 
-def _split(index: int, rollout: Rollout, modules: Collection[str], opener: str | None) -> list[Turn]:
-    calls = sorted(enumerate(rollout.calls), key=lambda numbered: numbered[1].position)
-    if not calls:
+def spans_of(rollout: Rollout, opener: str | None = None) -> list[list[int]]:
+    """The turns of a rollout, each as the indices of its calls in the order they were made."""
+    order = sorted(range(len(rollout.calls)), key=lambda at: rollout.calls[at].position)
+    if not order:
         return []
-    opening = opener or calls[0][1].module
-    openers = [place for place, (_, call) in enumerate(calls) if call.module == opening]
-    bounds = [0, *openers[1:], len(calls)]  # what comes before the first opener belongs to it
-    spans = [calls[start:end] for start, end in pairwise(bounds)]
+    opening = opener or rollout.calls[order[0]].module
+    openers = [place for place, at in enumerate(order) if rollout.calls[at].module == opening]
+    bounds = [0, *openers[1:], len(order)]  # what comes before the first opener belongs to it
+    return [order[start:end] for start, end in pairwise(bounds)]
+
+
+def _split(index: int, rollout: Rollout, modules: Collection[str], opener: str | None) -> list[Turn]:
+    spans = spans_of(rollout, opener)
+    opening = opener or (rollout.calls[spans[0][0]].module if spans else "")
     rewards = _told(index, rollout, "turn_scores", rollout.turn_scores, len(spans))
     states = _told(index, rollout, "turn_states", rollout.turn_states, len(spans))
     turns = []
     for k, span in enumerate(spans):
-        first = next((call for _, call in span if call.module == opening), span[0][1])
-        members = tuple(Member(index, c) for c, call in span if call.trainable and call.module in modules)
+        calls = [rollout.calls[at] for at in span]
+        first = next((call for call in calls if call.module == opening), calls[0])
+        taught = [at for at, call in zip(span, calls, strict=True) if call.trainable and call.module in modules]
+        members = tuple(Member(index, at) for at in taught)
         last = rollout.reward if k == len(spans) - 1 else 0.0
         state = states[k] if states else first.prompt_ids or None
         turns.append(Turn(rollout.example, k, rewards[k] if rewards else last, state, members))

@@ -8,6 +8,7 @@ ways to write a command that the executor's traces show equally often, the tool 
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import dspy
@@ -139,7 +140,7 @@ def traces(questions: Iterator[dspy.Example], rng: random.Random) -> dict[str, l
     while any(len(found) < TRACES for found in shown.values()):
         example = next(questions)
         kept: dict[str, list[dspy.Example]] = {role: [] for role in ROLES}
-        program(lambda signature, of=example, into=kept: _Teacher(signature, of, into, rng))(question=example.question)
+        program(partial(_Teacher, example=example, kept=kept, rng=rng))(question=example.question)
         for role, found in kept.items():
             shown[role] += found
     return {role: found[:TRACES] for role, found in shown.items()}
