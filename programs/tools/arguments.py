@@ -98,4 +98,3 @@ def excerpt(text: str, most: int = 80, *, quote: bool = True) -> str:
     """Shorten a text that is shown in a message."""
     short = text if len(text) <= most else f"{text[:most]}…"
     return repr(short) if quote else short
-

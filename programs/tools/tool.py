@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self, final
+from typing import Any, Self, final, get_type_hints
 
 import dspy
 from pydantic.errors import PydanticUserError
@@ -219,7 +219,8 @@ def as_tool(thing: Any, *, examples: Iterable[tuple[Mapping[str, Any], str]] = (
         description = first_sentence(inspect.getdoc(call) or "")
         return Tool(thing, name, description or name, output=_output_of(call), examples=examples)
     except (TypeError, ValueError, NameError, PydanticUserError) as error:
-        raise ToolError(f"the arguments of {name} have no JSON schema: {error}; annotate them with plain types") from None
+        message = f"the arguments of {name} have no JSON schema: {error}; annotate them with plain types"
+        raise ToolError(message) from None
 
 
 def first_sentence(text: str | None) -> str:
@@ -233,7 +234,10 @@ def _output_of(function: Callable[..., Any]) -> str:
     section = re.search(r"^Returns:\n\s+(\S.*)\n?(?:\n|\Z)", inspect.getdoc(function) or "", re.MULTILINE)
     if section is not None and len(section[1]) <= _WORDS_CHARS:
         return section[1].rstrip(".")
-    kind = getattr(function, "__annotations__", {}).get("return", Any)
+    try:
+        kind = get_type_hints(function).get("return", Any)
+    except (NameError, TypeError):
+        kind = Any
     words = {str: "string", int: "integer", float: "number", bool: "boolean", list: "list", dict: "object"}
     return words.get(getattr(kind, "__origin__", kind), "text")
 
