@@ -23,7 +23,7 @@ $(BIN)/python:
 
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) $(TORCH_INDEX) torch
-	$(PIP) -e '.[demo,dev]'
+	$(PIP) -e '.[demo,judges,tools,dev]'
 	@touch $(STAMP)
 
 test: $(STAMP)

@@ -101,7 +101,7 @@ def task(seed: int = 0) -> Task:
     Returns:
         The task; no two of its questions are the same, and each split has all four families.
     """
-    questions = _questions(seed)
+    questions = draw_questions(seed)
     test, val, train = ([next(questions) for _ in range(size)] for size in (TEST, VAL, TRAIN))
     return Task(
         program=program(),
@@ -134,16 +134,16 @@ def _judged(example: dspy.Example, answer: str) -> float:
     return float(get_score_answer_fn(example.family)(answer=str(answer).strip(), entry={"answer": example.answer}))
 
 
-def traces(questions: Iterator[dspy.Example], rng: random.Random) -> dict[str, list[dspy.Example]]:
-    """What each role is shown: runs of the program itself, with teachers that know no more than the module says."""
+def traces(questions: Iterator[dspy.Example], rng: random.Random, size: int = TRACES) -> dict[str, list[dspy.Example]]:
+    """Show each role `size` answers: runs of the program itself, with teachers that know no more than said above."""
     shown: dict[str, list[dspy.Example]] = {role: [] for role in ROLES}
-    while any(len(found) < TRACES for found in shown.values()):
+    while any(len(found) < size for found in shown.values()):
         example = next(questions)
         kept: dict[str, list[dspy.Example]] = {role: [] for role in ROLES}
         program(partial(_Teacher, example=example, kept=kept, rng=rng))(question=example.question)
         for role, found in kept.items():
             shown[role] += found
-    return {role: found[:TRACES] for role, found in shown.items()}
+    return {role: found[:size] for role, found in shown.items()}
 
 
 class _Teacher(dspy.Predict):
@@ -201,7 +201,7 @@ def _written(arguments: Mapping[str, int]) -> str:
     return "{" + ", ".join(f'"{name}": {value}' for name, value in arguments.items()) + "}"
 
 
-def _questions(seed: int) -> Iterator[dspy.Example]:
+def draw_questions(seed: int) -> Iterator[dspy.Example]:
     """Yield reasoning-gym's questions, the families in turn, none twice."""
     import reasoning_gym
 

@@ -74,8 +74,13 @@ def test_the_command_line_prints_it(run):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("0:99", "step 0 has indices 0 to 35"), ("7:0", "the last one done is 0"), ("x", "neither STEP"), ("-1", "neither")],
-)  # fmt: skip
+    [
+        ("0:99", "step 0 has indices 0 to 35"),
+        ("7:0", "the last one done is 0"),
+        ("x", "neither STEP:INDEX"),
+        ("-1", "neither STEP:INDEX"),
+    ],
+)
 def test_a_rollout_that_is_not_there_is_refused(run, name, message):
     with Store.open(run) as store:
         with pytest.raises(StoreError, match=message):
