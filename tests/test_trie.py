@@ -30,6 +30,20 @@ def test_every_field_of_the_hand_drawn_pack():
     assert pack.spans == (((0, 5),), ((0, 4), (5, 6)), ((0, 2), (6, 8)))
 
 
+def test_turns_merge_only_where_the_ids_really_extend_each_other():
+    # the second turn's prompt begins with all of the first turn, answer included
+    first, second = Row((1, 2), (3, 4)), Row((1, 2, 3, 4, 5), (6,))
+    (pack,) = pack_rows([first, second], 100)
+    assert pack.ids == [1, 2, 3, 4, 5, 6]
+    # the first turn's answer is a target of its own row alone: 3 after 2, 4 after 3; the second's is 6 after 5
+    assert (pack.sources, pack.targets) == ([1, 2, 4], [3, 4, 6])
+    assert pack.picks == ((0, 1), (2,))
+    # the same text, tokenised anew with another id for 4: nothing after 3 is shared
+    (pack,) = pack_rows([first, Row((1, 2, 3, 9, 5), (6,))], 100)
+    assert pack.ids == [1, 2, 3, 4, 9, 5, 6]
+    assert pack.spans == (((0, 4),), ((0, 3), (4, 7)))
+
+
 def test_a_trie_that_is_too_large_is_split_by_subtree():
     packs = pack_rows(ROWS, 6)
     assert [pack.rows for pack in packs] == [(0, 1), (2,)]
