@@ -184,3 +184,13 @@ def test_silent_groups_are_dropped_where_no_group_of_the_call_teaches() -> None:
     assert made.credited == ()
     assert made.left_out == {"silent group": 4}
     assert earned(made.groups[0].rewards, made.groups[0].owners) == [1.0] * 4
+
+
+def test_the_presets_are_settings_of_flow_grpo() -> None:
+    from modpo.optimizers import FlowGRPO
+
+    made = FlowGRPO(lambda *_: 1.0, **FlowGRPO.PAPER)
+    assert (made.recipe.clip_low, made.recipe.clip_high, made.recipe.kl) == (0.2, 0.3, 0.001)
+    assert (made.settings.examples_per_step, made.settings.temperature) == (32, 0.5)
+    assert made.recipe.normalise_over == "trajectories"
+    assert FlowGRPO(lambda *_: 1.0, **FlowGRPO.PUBLIC_CODE).recipe.normalise_over == "calls"
