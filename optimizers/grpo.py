@@ -118,7 +118,8 @@ class WeightOptimizer(Teleprompter):
         about = {"policy": binding.policy.describe(), "adapters": binding.adapters}  # loads the base, or says why not
         with self._store(settings, about) as store, store.lock(), _standing(store) as seconds:
             self._check_sampler(binding, store)
-            with self._watch(settings, store, binding, calls, len(valset or ()), len(testset or valset or ())) as watch:
+            sizes = len(valset or ()), len(testset or valset or ())
+            with self._watch(settings, store, binding, calls, *sizes, seconds()) as watch:
                 experiment = Experiment(
                     program=program,
                     binding=binding,
@@ -195,7 +196,14 @@ class WeightOptimizer(Teleprompter):
             print(line, file=sys.stderr, flush=True)
 
     def _watch(
-        self, s: Settings, store: Store, binding: Binding, calls: Mapping[str, Sequence[Call]], val: int, held: int
+        self,
+        s: Settings,
+        store: Store,
+        binding: Binding,
+        calls: Mapping[str, Sequence[Call]],
+        val: int,
+        held: int,
+        elapsed_s: float,
     ) -> ProgressWatch:
         steps = max(s.steps - _done(store.last_done_step("train")), 0)
         epochs = max(s.warm_start.epochs - _done(store.last_done_step("warm")), 0)
@@ -211,7 +219,8 @@ class WeightOptimizer(Teleprompter):
         )
         estimate = Estimate({phase.name: phase for phase in phases})
         about = f"{binding.policy.describe()}; run folder {store.folder}"
-        return ProgressWatch(estimate, binding.policy.sampler, about=about, quiet=self.quiet)
+        limit_s = None if s.time_limit_s is None else s.time_limit_s - elapsed_s
+        return ProgressWatch(estimate, binding.policy.sampler, about=about, quiet=self.quiet, limit_s=limit_s)
 
 
 def _done(last: int | None) -> int:

@@ -23,13 +23,23 @@ class ProgressWatch:
         sampler: its `sampled_tokens` are read when the speed is shown.
         about: said first.
         quiet: show nothing.
+        limit_s: seconds from now by which the run ends of itself.
     """
 
-    def __init__(self, estimate: Estimate, sampler: object = None, *, about: str = "", quiet: bool = False) -> None:
+    def __init__(
+        self,
+        estimate: Estimate,
+        sampler: object = None,
+        *,
+        about: str = "",
+        quiet: bool = False,
+        limit_s: float | None = None,
+    ) -> None:
         self.estimate = estimate
         self._sampler = sampler
         self._quiet = quiet
         self._about = about
+        self._limit_s = limit_s
         self._numbers: dict[str, float] = {}
         self._start = self._said = time.monotonic()
         self._tokens = self._count()
@@ -88,6 +98,8 @@ class ProgressWatch:
         parts = [f"{name.replace('_', ' ')} {value:.2f}" for name, value in self._numbers.items() if name != "step"]
         done = sum(phase.done for phase in self.estimate.phases.values())
         left = self.estimate.seconds_left if done >= TRUSTED_UNITS else None
+        if left is not None and self._limit_s is not None:
+            left = min(left, max(self._limit_s - (time.monotonic() - self._start), 0.0))
         rest = "time left unknown yet" if left is None else f"about {clock(left)} left"
         return ", ".join([*parts, f"{rate:.0f} tokens/s", rest])
 
