@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,9 +60,7 @@ def mixed_task(
     task.program.set_lm(modpo.Policy(model, sampler=server(python, url)).lm(max_tokens=MAX_TOKENS))
     task.program.verifier.lm = frozen_lm(frozen_url or start_frozen(model, python), frozen)
     task.program.verifier.demos = demonstrations(shown)
-    task.traces, task.valset, task.testset = traces, None, list(task.testset or ())[:TEST]
-    task.settings = SETTINGS
-    return task
+    return replace(task, traces=traces, valset=None, testset=list(task.testset or ())[:TEST], settings=SETTINGS)
 
 
 def server(python: str, url: str = "") -> modpo.VLLM:

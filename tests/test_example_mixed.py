@@ -48,3 +48,13 @@ def test_a_server_that_lists_no_model_is_said(mixed, listed):
 def test_a_server_that_is_not_there_is_said(mixed):
     with pytest.raises(ConfigError, match="no list of models at http://127.0.0.1:9"):
         mixed.frozen_lm("http://127.0.0.1:9", "")
+
+
+def test_the_task_trains_two_modules_and_asks_a_frozen_third(mixed):
+    with serving(chat) as url:
+        task = mixed.mixed_task(seed=1, url="http://127.0.0.1:9", frozen_url=url)
+    assert set(task.traces) == {"planner", "executor"}
+    assert len(task.testset) == mixed.TEST
+    assert task.settings == mixed.SETTINGS
+    assert task.program.verifier.lm.model == "openai/judge"
+    assert task.program.planner.lm is task.program.executor.lm
