@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from typing import Self, final
 
 from modpo.credit.grouping import examples_with_spread
+from modpo.credit.turns import fits
 from modpo.errors import ModpoError
 from modpo.experiment import Experiment, State
 from modpo.lm.binding import bound
@@ -34,7 +35,7 @@ def sample(
     """The rollouts of a step: G of each example, drawn again while the recipe misses examples with spread."""
     s = x.settings
     before = x.store.rollouts(step) or ()  # of an interrupted attempt; what the metric failed on is redone
-    kept = {(r.example, r.sample): r for r in before if r.failure != "metric"}
+    kept = {(r.example, r.sample): r for r in before if r.failure != "metric" and _judged(x, r)}
     rollouts: list[Rollout] = []
     for _ in range(x.recipe.max_draws):
         seen = {rollout.example for rollout in rollouts}
@@ -50,6 +51,11 @@ def sample(
             break
     x.store.save_rollouts(step, rollouts)
     return Batch(rollouts, cursor)
+
+
+def _judged(x: Experiment, rollout: Rollout) -> bool:
+    """Whether the metric's word on turns can be used; where not, the step was given up, and the metric mended since."""
+    return not x.recipe.by_turns or fits(rollout, x.recipe.turn_opener)
 
 
 def _draw(x: Experiment, cursor: int) -> tuple[list[int], int]:

@@ -113,8 +113,7 @@ class WeightOptimizer(Teleprompter):
         binding = bind(program)
         check(self.metric, program, binding, settings, {"trainset": trainset, "valset": valset, "testset": testset})
         settings = _fixed(self._begun(settings), binding)
-        shown = traces or self.traces or self._taught(teacher, trainset, binding)
-        calls = replay_all(program, binding, shown)
+        calls = replay_all(program, binding, traces or self.traces or self._taught(teacher, trainset, binding))
         about = {"policy": binding.policy.describe(), "adapters": binding.adapters}  # loads the base, or says why not
         with self._store(settings, about) as store, store.lock(), _standing(store) as seconds:
             self._check_sampler(binding, store)

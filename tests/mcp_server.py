@@ -2,10 +2,11 @@
 
 import os
 import time
-from typing import Any
+from typing import Annotated, Any
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from pydantic import BaseModel, WithJsonSchema
 
 server = MCPServer("small")
 
@@ -45,6 +46,20 @@ def sleep(seconds: float) -> str:
 def die() -> str:
     """End the server in the middle of a call."""
     os._exit(3)
+
+
+class Tree(BaseModel):
+    size: int
+    inner: list["Tree"] = []
+
+
+Name = Annotated[Any, WithJsonSchema({"type": ["string", "integer", "null"]})]
+
+
+@server.tool()
+def walk(tree: Tree, name: Name = None) -> int:
+    """Count the leaves."""
+    return tree.size + sum(walk(each) for each in tree.inner)
 
 
 @server.tool()

@@ -202,6 +202,17 @@ def test_tokens_are_looked_at_within_a_turn():
     assert 1 < len(modules) < len(endless)
 
 
+def test_a_plan_that_nothing_was_left_to_follow_is_a_turn():
+    """So that a metric which scores each of `turns` scores as many as the planner opened."""
+    for limit in range(1, 8001, 400):
+        prediction, modules = played(Script(verifier=[GO_ON]), max_turns=9, max_tokens=limit)
+        assert (prediction.stopped, len(prediction.turns)) == ("tokens", modules.count("planner"))
+        if modules[-2] == "planner":
+            assert prediction.memory.endswith("sum; add -> error: no tokens left")
+        if modules[-2] == "executor" and prediction.turns[-1]["error"]:
+            assert prediction.turns[-1]["command"] == '{"a": 2, "b": 3}'
+
+
 def test_who_counts_tokens_outside_sees_those_inside():
     program = answering(AgentFlow([add], max_tokens=10**6), Script())
     with dspy.track_usage() as outer:
@@ -262,6 +273,8 @@ def test_a_role_may_have_fewer_fields_and_other_words():
         ("needs the output 'command'; it has text", {"roles": {"executor": dspy.Signature("tool -> text")}}),
         ("two tools are called 'add'", {"tools": [add, add]}),
         ("at least one tool", {"tools": []}),
+        ("tools are function; give a list", {"tools": add}),
+        ("tools are str; give a list", {"tools": "add"}),
         ("max_turns=0", {"max_turns": 0}),
         ("a result must fit into the memory", {"memory_tokens": 10, "result_tokens": 11}),
     ],

@@ -60,6 +60,7 @@ def test_what_a_text_tells_of_a_detail(detail, text, piece):
 def test_details_are_taken_out_however_they_are_written():
     assert without("84, for ada brel (0417 553 2208).", DETAILS.values()) == "84, for   ( )"
     assert without(ANSWER, DETAILS.values()) == "84"
+    assert without("Al sailed on; aged 4: 84", ["Al", "4"]) == "sailed on; aged  : 84"  # as words alone
 
 
 def test_all_right_scores_one():

@@ -68,6 +68,7 @@ def test_the_table_skips_what_is_done_and_goes_on_with_what_is_not(tmp_path, mon
     # two gains, 0.25 and 0.5: standard error 0.125, t(0.975, 1) = 12.706
     assert found["both"]["gain_ci95"] == pytest.approx([0.375 - 12.706 * 0.125, 0.375 + 12.706 * 0.125], rel=1e-4)
     assert found["planner"] == {"seeds": []}
+    assert arms.interval([0.0, 0.0]) == [0.0, 0.0]  # where no seed's training found anything
     text = arms.written({"arms": found})
     assert "| both | 2 | 0.500 | 0.875 | +0.375" in text
     assert "| executor | 0 |" in text

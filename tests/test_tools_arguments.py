@@ -52,6 +52,7 @@ def test_a_command_is_read(tool: Any, command: str, arguments: dict[str, Any]) -
         (repeat, '{"text": "a", "times": 1, "of": 2}', "no input 'of'"),
         (repeat, '{"text": "a", "times": "two"}', "times is not integer: 'two'"),
         (repeat, '{"text": "a", "times": true}', "times is not integer: 'true'"),
+        (repeat, '{"text": "a", "times": 1, "sep": null}', "sep is not string: 'null'"),
         (echo, '{"text": 5}', "text is not string: '5'; inputs: text: string"),
         (square, "twelve", "number is not integer: 'twelve'"),
         (square, '{"count": 2}', "no input 'count', 'number' is missing"),

@@ -35,10 +35,13 @@ def tools() -> Iterator[dict[str, Tool]]:
 
 
 def test_the_servers_tools_describe_themselves(tools: dict[str, Tool]) -> None:
-    assert set(tools) == {"add", "shout", "table", "fail", "sleep", "die", "see"}
+    assert set(tools) == {"add", "shout", "table", "fail", "sleep", "die", "see", "walk"}
     assert all(isinstance(tool, dspy.Tool) for tool in tools.values())
     assert tools["add"].describe() == "add(a: integer, b: integer = 1) -> text: Add two numbers."
     assert tools["shout"].describe() == "shout(text: string) -> text: Say it loud."
+    assert tools["walk"].describe() == (
+        "walk(tree: {size: integer, inner: array = []}, name: integer or null or string = null) -> text: Count the leaves."
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,6 +51,8 @@ def test_the_servers_tools_describe_themselves(tools: dict[str, Tool]) -> None:
         ("add", "41", "42"),
         ("shout", "hello\nyou", "HELLO\nYOU"),
         ("shout", '{"text": "x"}', "X"),
+        ("walk", '{"tree": {"size": 1, "inner": [{"size": 2}, {"size": 3}]}}', "6"),
+        ("walk", '{"tree": {"size": 1}, "name": "oak"}', "1"),
     ],
 )
 def test_a_call_comes_back(tools: dict[str, Tool], name: str, command: str, text: str) -> None:

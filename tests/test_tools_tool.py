@@ -11,12 +11,22 @@ from typing import Any
 import dspy
 import pytest
 from dspy.utils.dummies import DummyLM
+from pydantic import BaseModel
 
 from modpo.errors import ToolError
 from modpo.programs.tools import Tool, as_tool
-from tests.small_tools import echo, now, pick, repeat
+from tests.small_tools import echo, now, pick, repeat, total
 
 MARK: ContextVar[str] = ContextVar("MARK", default="nothing")
+
+
+class Point(BaseModel):
+    x: int
+    y: int = 3
+
+
+class Tree(BaseModel):
+    inner: list["Tree"] = []
 
 
 async def later(text: str) -> str:
@@ -35,6 +45,19 @@ def test_a_function_describes_itself() -> None:
     )
     assert as_tool(now).describe() == "now() -> string: Say when."
     assert as_tool(pick).describe() == "pick(way: 'up' or 'down') -> string: Pick a way."
+    assert as_tool(total).describe() == "total(numbers: array of integer) -> integer: Add numbers."
+
+
+def test_a_function_describes_what_lies_inside_its_inputs() -> None:
+    def draw(line: list[Point], start: Point | None = None, label: dict[str, str] | None = None) -> str:
+        """Draw."""
+        return str(line)
+
+    assert as_tool(draw).describe() == (
+        "draw(line: array of {x: integer, y: integer = 3}, start: null or {x: integer, y: integer = 3} = null, "
+        "label: null or object = null) -> string: Draw."
+    )
+    assert as_tool(draw).run('[{"x": 1}]').text == "[Point(x=1, y=3)]"
 
 
 def test_a_tool_of_dspy_keeps_what_it_says() -> None:
@@ -171,12 +194,16 @@ def test_what_is_no_tool_is_refused() -> None:
     def odd(thing: threading.Lock) -> str:  # type: ignore[valid-type]
         return str(thing)
 
+    def nested(tree: Tree) -> str:
+        return str(tree)
+
     for thing, message in [
         ("echo", "'echo' is no tool"),
         (dict, "is no tool"),
         (lambda text: text, "define it with def"),
         (scattered, "takes parts"),
         (odd, "the arguments of odd have no JSON schema"),
+        (nested, "the arguments of nested have no JSON schema"),
     ]:
         with pytest.raises(ToolError, match=message):
             as_tool(thing)

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from modpo.credit import assign, recipe
-from modpo.credit.turns import by_advantage, by_state, by_turn, returns, turns_of
+from modpo.credit import assign, recipe, recipes
+from modpo.credit.turns import by_advantage, by_state, by_turn, fits, returns, turns_of
 from modpo.errors import ConfigError, MetricError
 from modpo.records import Rollout
 from tests.credit_rollouts import call, earned, places
@@ -159,6 +159,41 @@ def test_a_frozen_opener_has_no_state_to_compare() -> None:
         with pytest.raises(ConfigError, match="let the metric return turn_states"):
             assign(recipe(name), rollouts, BOTH)
     assert assign(recipe("gtpo"), rollouts, BOTH).credited == ()
+
+
+def failed(*modules: str, sample: int, **more: object) -> Rollout:
+    return sequence(0.0, *modules, sample=sample, failure="parse", **more)
+
+
+def test_a_failed_rollout_starts_from_the_state_of_the_same_prompt() -> None:
+    asked = [
+        replace(one, calls=tuple(replace(each, prompt_ids=(each.position,)) for each in one.calls))
+        for one in (*RAGGED[:3], failed("plan", "act", "plan", sample=4), failed("act", sample=5))
+    ]
+    states = [[turn.state for turn in turns] for turns in turns_of(asked, BOTH)]
+    assert states[3] == ["s", "t"]  # asked as the first and the second turn of the others
+    assert states[4] == ["s"]
+    elsewhere = replace(asked[3], example=1)
+    assert [turn.state for turn in turns_of([*asked[:3], elsewhere], BOTH)[3]] == [(0,), (2,)]
+
+
+def test_a_failed_rollout_of_a_frozen_opener_starts_from_a_state_of_its_own() -> None:
+    frozen = [
+        replace(one, calls=tuple(replace(each, prompt_ids=()) for each in one.calls))
+        for one in (*RAGGED, failed("plan", "act", sample=4), failed("plan", "act", sample=5))
+    ]
+    with_failures = by_state(turns_of(frozen, BOTH), 0.5)
+    assert with_failures == by_state(turns_of(RAGGED, BOTH), 0.5)
+    (group,) = by_advantage(turns_of(frozen, BOTH), 0.5, 0.5)
+    assert group.rewards[-2:] == (0.0, 0.0)
+
+
+def test_what_the_metric_says_of_turns_fits_where_there_are_as_many() -> None:
+    assert all(map(fits, RAGGED))
+    assert fits(replace(RAGGED[0], turn_states=None))
+    assert not fits(replace(RAGGED[0], turn_scores=(1.0, 0.0)))
+    assert not fits(RAGGED[1], opener="act")
+    assert [name for name, made in recipes().items() if made.by_turns] == ["gtpo", "gigpo", "gagpo"]
 
 
 def test_examples_are_never_mixed() -> None:

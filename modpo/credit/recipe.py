@@ -1,8 +1,9 @@
 """Recipes: named compositions of grouping, baseline, shaping, aggregation and loss.
 
-A recipe's `source` ends in a tag: C checked in an official or widely used implementation, P checked in the
-paper's text, M from memory of the paper. Every recipe here differs from its source in one thing that `tis_cap`
-states and that None takes back: importance weights against the sampler's logprobs, truncated at 2.
+A recipe's `source` has tags: C checked in an official or widely used implementation, P checked in the paper's text,
+T from third-party code or notes, M from memory of the paper, A reconstructed from its abstract. Every recipe here
+differs from its source in one thing that `tis_cap` states and that None takes back: importance weights against the
+sampler's logprobs, truncated at 2.
 """
 
 from collections import Counter
@@ -65,6 +66,11 @@ class Recipe(Frozen):
     )
     kl: float | None = Field(default=None, gt=0, description="strength of the k3 KL to the base model without adapters")
     tis_cap: float | None = Field(default=2.0, gt=0, description="cap of the importance weights against the sampler")
+
+    @property
+    def by_turns(self) -> bool:
+        """Whether credit is by turn, so that what the metric says of turns is used."""
+        return self.state_weight is not None or self.grouping in ("turn", "turn_advantage")
 
 
 _MMGRPO = Recipe(

@@ -2,16 +2,18 @@
 
 A turn begins with each call of the module that opens turns: the rollout's first, unless the recipe names one. All
 calls up to the next belong to it. The metric may say what each turn earned (`turn_scores`); where it does not, and
-for rollouts that failed, the last turn earned the rollout's reward. Turn counts are ragged.
+for rollouts that failed, the last turn earned the rollout's reward. Turn counts are ragged. The metric may also name
+the state that each turn started from (`turn_states`); of a rollout that failed before the metric could, a turn that was
+asked the same as a named one started from the same.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
 from modpo.errors import ConfigError, MetricError
-from modpo.records import Group, Member, Rollout
+from modpo.records import Call, Group, Member, Rollout
 
 State = str | tuple[int, ...] | None
 Told = TypeVar("Told")
@@ -25,8 +27,8 @@ class Turn:
         example: index of the example.
         index: which turn of its rollout it is.
         reward: what it earned.
-        state: what it started from: the metric's `turn_states`, or the prompt ids of its opening call; None where
-            that call is a frozen module's, whose prompts are not kept.
+        state: what it started from: the metric's `turn_states`, or the prompt ids of its opening call. Where that
+            call is a frozen module's, whose prompts are not kept, None; of a rollout that failed, equal to no other.
         members: its trainable calls.
     """
 
@@ -47,7 +49,13 @@ def turns_of(rollouts: Sequence[Rollout], modules: Collection[str], opener: str 
 
     Raises: MetricError when the metric said something of another number of turns than the rollout has.
     """
-    return [_split(index, rollout, modules, opener) for index, rollout in enumerate(rollouts)]
+    named = {
+        (rollout.example, opening.prompt_ids): state
+        for rollout in rollouts
+        for opening, state in zip(_openings(rollout, opener), rollout.turn_states or (), strict=False)
+        if opening.prompt_ids
+    }
+    return [_split(index, rollout, modules, opener, named) for index, rollout in enumerate(rollouts)]
 
 
 def returns(rewards: Sequence[float], discount: float) -> list[float]:
@@ -113,19 +121,38 @@ def spans_of(rollout: Rollout, opener: str | None = None) -> list[list[int]]:
     return [order[start:end] for start, end in pairwise(bounds)]
 
 
-def _split(index: int, rollout: Rollout, modules: Collection[str], opener: str | None) -> list[Turn]:
+def fits(rollout: Rollout, opener: str | None = None) -> bool:
+    """Whether what the metric said of turns is of as many as the rollout has."""
+    turns = len(spans_of(rollout, opener))
+    return all(told is None or len(told) == turns for told in (rollout.turn_scores, rollout.turn_states))
+
+
+def _openings(rollout: Rollout, opener: str | None) -> list[Call]:
+    """The call that opens each turn; the turn's first where the opener was never called."""
     spans = spans_of(rollout, opener)
     opening = opener or (rollout.calls[spans[0][0]].module if spans else "")
+    turns = [[rollout.calls[at] for at in span] for span in spans]
+    return [next((call for call in calls if call.module == opening), calls[0]) for calls in turns]
+
+
+def _split(
+    index: int,
+    rollout: Rollout,
+    modules: Collection[str],
+    opener: str | None,
+    named: Mapping[tuple[int, tuple[int, ...]], str],
+) -> list[Turn]:
+    spans, openings = spans_of(rollout, opener), _openings(rollout, opener)
     rewards = _told(index, rollout, "turn_scores", rollout.turn_scores, len(spans))
     states = _told(index, rollout, "turn_states", rollout.turn_states, len(spans))
     turns = []
     for k, span in enumerate(spans):
-        calls = [rollout.calls[at] for at in span]
-        first = next((call for call in calls if call.module == opening), calls[0])
-        taught = [at for at, call in zip(span, calls, strict=True) if call.trainable and call.module in modules]
+        taught = [at for at in span if rollout.calls[at].trainable and rollout.calls[at].module in modules]
         members = tuple(Member(index, at) for at in taught)
         last = rollout.reward if k == len(spans) - 1 else 0.0
-        state = states[k] if states else first.prompt_ids or None
+        asked = openings[k].prompt_ids
+        unlike = (-1, index, k) if rollout.failure else None  # no token has such an id
+        state = states[k] if states else named.get((rollout.example, asked), asked) or unlike
         turns.append(Turn(rollout.example, k, rewards[k] if rewards else last, state, members))
     return turns
 

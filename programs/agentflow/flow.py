@@ -7,8 +7,9 @@ never run as code.
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, final
 
 import dspy
@@ -42,7 +43,7 @@ class AgentFlow(dspy.Module):
             When either is spent the generator answers from what there is.
         tool_timeout_s: most seconds of one tool call.
         memory_tokens: of the memory, as the planner's tokenizer counts.
-        result_tokens: of one command or result in it.
+        result_tokens: of one command, result or sub-goal in it.
         roles: signatures in place of `Plan`, `Execute`, `Verify` and `Generate`, by predictor.
         predictor: makes a predictor of a signature.
 
@@ -123,19 +124,23 @@ class AgentFlow(dspy.Module):
         except AdapterParseError:
             return Entry(turn=turn, result="the plan could not be read", error=True)
         name, goal = str(plan.tool).strip(), str(plan.get("sub_goal") or "")
+        entry = partial(Entry, turn=turn, tool=name, sub_goal=goal)
         tool = self.tools.get(name) or self.tools.get(name.lower())
         if tool is None:
-            known = ", ".join(self.tools)
-            return Entry(turn=turn, tool=name, sub_goal=goal, result=f"no such tool; there are {known}", error=True)
-        budget.check()
+            return entry(result=f"no such tool; there are {', '.join(self.tools)}", error=True)
         given = {"sub_goal": goal, "context": str(plan.get("context") or ""), "tool": tool.describe()}
+        command = ""
         try:
+            budget.check()
             command = str(_ask(self.executor, question=question, memory=memory.render(), **given).command)
+            budget.check()
         except AdapterParseError:
-            return Entry(turn=turn, tool=name, sub_goal=goal, result="the command could not be read", error=True)
-        budget.check()
+            return entry(result="the command could not be read", error=True)
+        except _SpentError as spent:  # a turn that was planned is a turn: metrics score as many as there are plans
+            memory.add(entry(command=command, result=f"no {spent} left", error=True))
+            raise
         done = tool.run(command, budget.at_most(self.tool_timeout_s))
-        return Entry(turn=turn, tool=name, sub_goal=goal, command=command, result=done.text, error=done.error)
+        return entry(command=command, result=done.text, error=done.error)
 
     def _satisfied(self, question: str, memory: Memory, budget: "_Budget") -> bool:
         """Whether the verifier says to stop; a verdict that cannot be read is noted, and does not stop."""
@@ -191,6 +196,8 @@ def _ask(module: dspy.Module, **known: str) -> dspy.Prediction:
 
 
 def _by_name(tools: Sequence[Any]) -> dict[str, Tool]:
+    if isinstance(tools, str | bytes) or not isinstance(tools, Iterable):
+        raise TaskError(f"tools are {type(tools).__name__}; give a list of functions or tools")
     found: dict[str, Tool] = {}
     for tool in map(as_tool, tools):
         if tool.name in found:

@@ -20,7 +20,7 @@ class Entry:
         command: what it was told.
         result: what came of it, an error's text included.
         error: whether it went wrong: no such plan or tool, a bad command, a tool that failed.
-        cut: whether result or command were longer than shown.
+        cut: whether a text of it was longer than shown.
         note: what went wrong later in the turn.
     """
 
@@ -50,14 +50,14 @@ class Entry:
 class Memory:
     """Entries in order, rendered within a budget.
 
-    An entry's command and result are cut to `max_result_tokens`, with a mark that shows it. When the whole passes
-    `max_tokens`, the oldest entries are condensed to tool and result, then left out, with a mark too; the last entry
-    stays whole. `condensed` and `left_out` count them.
+    Each text of an entry is cut to `max_result_tokens`, with a mark that shows it. When the whole passes `max_tokens`,
+    the oldest entries are condensed to tool and result, then left out, with a mark too; the last entry stays whole
+    unless it alone passes them: then it is condensed, and cut at last. `condensed` and `left_out` count them.
 
     Args:
         count: how many tokens a text has.
         max_tokens: of all that `render` gives.
-        max_result_tokens: of one command or result.
+        max_result_tokens: of one command, result, sub-goal or tool's name.
     """
 
     def __init__(self, count: Callable[[str], int], max_tokens: int, max_result_tokens: int) -> None:
@@ -70,9 +70,10 @@ class Memory:
 
     def add(self, entry: Entry) -> Entry:
         """Keep an entry, cut to its budget; returns it as kept."""
-        command, result = self._fit(entry.command), self._fit(entry.result)
-        cut = (command, result) != (entry.command, entry.result)
-        self.entries.append(replace(entry, command=command, result=result, cut=cut))
+        texts = (entry.tool, entry.sub_goal, entry.command, entry.result)
+        tool, goal, command, result = (self._fit(text, self._max_result_tokens) for text in texts)
+        cut = (tool, goal, command, result) != texts
+        self.entries.append(replace(entry, tool=tool, sub_goal=goal, command=command, result=result, cut=cut))
         return self.entries[-1]
 
     def note(self, text: str) -> None:
@@ -92,7 +93,12 @@ class Memory:
         while self.left_out < last and self._count("\n".join(self._marked(lines))) > self._max_tokens:
             self.left_out += 1
         self.condensed = max(self.condensed - self.left_out, 0)
-        return "\n".join(self._marked(lines)) or EMPTY
+        text = "\n".join(self._marked(lines)) or EMPTY
+        if self._count(text) > self._max_tokens and self.entries:
+            lines[last] = replace(self.entries[last], sub_goal="", command="").full()
+            self.condensed += 1
+            text = self._fit("\n".join(self._marked(lines)), self._max_tokens)
+        return text
 
     def record(self) -> list[dict[str, Any]]:
         """The entries as JSON-able data."""
@@ -104,9 +110,8 @@ class Memory:
         turns = "turn 1" if self.left_out == 1 else f"turns 1 to {self.left_out}"
         return [f"({turns} left out)", *lines[self.left_out :]]
 
-    def _fit(self, text: str) -> str:
+    def _fit(self, text: str, limit: int) -> str:
         """The text, or as much of its beginning as leaves room for the mark."""
-        limit = self._max_result_tokens
         short = text[: limit * _CHARS_PER_TOKEN]
         if short == text and self._count(text) <= limit:
             return text

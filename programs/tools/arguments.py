@@ -50,21 +50,39 @@ def check(value: Any, schema: Mapping[str, Any]) -> str | None:
     """Say what is wrong with a value under a JSON schema; None if nothing is."""
     from jsonschema import ValidationError, validate
 
+    wanted = {key: each for key, each in schema.items() if key != "default"}
     try:
-        validate(value, {key: each for key, each in schema.items() if key != "default"})
+        validate(value, wanted)
     except ValidationError as error:
         if error.validator == "type" and not error.path:
-            return f"is not {word(schema)}: {excerpt(as_text(value), 60)}"
+            return f"is not {word(wanted)}: {excerpt('null' if value is None else as_text(value), 60)}"
         return excerpt(error.message, 160, quote=False)
     return None
 
 
 def word(schema: Mapping[str, Any]) -> str:
-    """Say a JSON schema in few words: ``"string"``, ``"integer or null"``, ``"'a' or 'b'"``, ``"integer = 3"``."""
+    """Say a JSON schema in few words.
+
+    Such as ``"string"``, ``"integer or null"``, ``"'a' or 'b'"``, ``"integer = 3"``, ``"array of {x: integer}"``.
+    """
     default = f" = {json.dumps(schema['default'], default=str)}" if "default" in schema else ""
     if "enum" in schema:
         return " or ".join(repr(each) for each in schema["enum"]) + default
-    return (" or ".join(sorted(_kinds(schema))) or "any") + default
+    return _shape(schema) + default
+
+
+def _shape(schema: Mapping[str, Any]) -> str:
+    """A JSON schema's type in words, with what lies inside: whoever writes a command must know."""
+    kind, choices = schema.get("type"), schema.get("anyOf") or schema.get("oneOf") or ()
+    if kind is None and choices:
+        words = {word(choice) for choice in choices}
+        return "any" if "any" in words else " or ".join(sorted(words))
+    if kind == "object" and schema.get("properties"):
+        return "{" + ", ".join(f"{name}: {word(inner)}" for name, inner in schema["properties"].items()) + "}"
+    if kind == "array" and isinstance(schema.get("items"), Mapping):
+        inner = word(schema["items"])
+        return kind if inner == "any" else f"array of {inner}"
+    return " or ".join(sorted(_kinds(schema))) or "any"
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:

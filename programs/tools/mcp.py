@@ -154,23 +154,40 @@ async def _listed(client: Any) -> list[Any]:
 
 def _tool(session: _Session, listed: Any) -> Tool:
     """Make a tool of one that the server lists."""
-    from dspy.adapters.types.tool import convert_input_schema_to_tool_args
-
     name: str = listed.name
 
     def call(**arguments: Any) -> str:
         return _text(name, session.call(name, arguments))
 
-    schema = dict(listed.input_schema)
-    args, types, about = convert_input_schema_to_tool_args(schema)
-    optional = args.keys() - set(schema.get("required", ()))
-    args = {key: {"default": None, **each} if key in optional else _without_default(each) for key, each in args.items()}
-    return Tool(call, name, listed.description or name, args, types, about)
+    args = _arguments(listed.input_schema)
+    return Tool(call, name, listed.description or name, args, dict.fromkeys(args, Any))
 
 
-def _without_default(schema: dict[str, Any]) -> dict[str, Any]:
-    """A tool of ours requires what has no default."""
-    return {key: value for key, value in schema.items() if key != "default"}
+def _arguments(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The JSON schema of each argument, without references; a tool of ours requires what has no default."""
+    required = set(schema.get("required", ()))
+    found = {}
+    for name, each in schema.get("properties", {}).items():
+        own = _resolved(each, schema) if isinstance(each, Mapping) else {}  # true: anything
+        kept = {key: value for key, value in own.items() if key != "default"}
+        found[name] = kept if name in required else {"default": None, **own}
+    return found
+
+
+def _resolved(part: Any, root: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:
+    """A part of a schema with what it refers to in its place; what contains itself may be anything in there."""
+    if isinstance(part, list):
+        return [_resolved(each, root, within) for each in part]
+    if not isinstance(part, Mapping):
+        return part
+    own = {key: _resolved(value, root, within) for key, value in part.items() if key != "$ref"}
+    reference = part.get("$ref")
+    if not isinstance(reference, str) or reference in within:
+        return own
+    target: Any = root
+    for key in reference.removeprefix("#/").split("/"):
+        target = target.get(key, {}) if isinstance(target, Mapping) else {}
+    return {**_resolved(target, root, (*within, reference)), **own}
 
 
 def _text(name: str, result: Any) -> str:

@@ -207,7 +207,10 @@ def as_tool(thing: Any, *, examples: Iterable[tuple[Mapping[str, Any], str]] = (
         about = (thing.name, thing.desc, thing.args, thing.arg_types, thing.arg_desc)
         return Tool(thing.func, *about, output=_output_of(thing.func), examples=examples)
     if not callable(thing) or inspect.isclass(thing):
-        raise ToolError(f"{thing!r} is no tool: give a function with annotated arguments, a dspy.Tool or a Tool")
+        raise ToolError(
+            f"{excerpt(repr(thing), quote=False)} is no tool: give a function with annotated arguments, a method such "
+            "as corpus.search or sandbox.python, a dspy.Tool or a Tool"
+        )
     name = getattr(thing, "__name__", type(thing).__name__)
     call = thing if inspect.isroutine(thing) else type(thing).__call__
     if not name.isidentifier():
@@ -218,7 +221,7 @@ def as_tool(thing: Any, *, examples: Iterable[tuple[Mapping[str, Any], str]] = (
             raise ToolError(f"{name} takes {', '.join(variable)}: each argument of a tool is given by its own name")
         description = first_sentence(inspect.getdoc(call) or "")
         return Tool(thing, name, description or name, output=_output_of(call), examples=examples)
-    except (TypeError, ValueError, NameError, PydanticUserError) as error:
+    except (TypeError, ValueError, NameError, RecursionError, PydanticUserError) as error:
         message = f"the arguments of {name} have no JSON schema: {error}; annotate them with plain types"
         raise ToolError(message) from None
 

@@ -132,6 +132,8 @@ def interval(values: Sequence[float]) -> list[float] | None:
     """Student's 95 % interval of the mean over seeds; None for fewer than two."""
     if len(values) < 2:
         return None
+    if min(values) == max(values):  # scipy's is no number then
+        return [values[0], values[0]]
     low, high = stats.t.interval(0.95, len(values) - 1, loc=fmean(values), scale=stats.sem(values))
     return [float(low), float(high)]
 

@@ -4,6 +4,7 @@ import dspy
 import pytest
 
 from modpo.credit import assign, recipe
+from modpo.errors import MetricError
 from modpo.optimizers import FlowGRPO
 from modpo.store import Store
 from tests.e2e.model import TersePredict, heldout, policy, right, trainset
@@ -61,3 +62,24 @@ def test_a_step_is_credited_as_the_recipe_says_and_kept(base, tmp_path, name):
     assert step.metrics["plan.grad_norm"] > 0
     assert measured["wrong"] == 0.5
     assert optimizer.result.measures["after"]["turns"] == measured["turns"] >= 1
+
+
+def test_a_metric_that_miscounted_turns_can_be_mended(base, tmp_path):
+    """What was sampled before is judged anew: the run would stop at the same rollouts for ever."""
+
+    def miscounted(example, prediction, trace=None):
+        told = judged(example, prediction)
+        return dspy.Prediction(score=told.score, turn_scores=[*told.turn_scores, 0.0])
+
+    student = Retry()
+    student.set_lm(policy(base).lm(max_tokens=12))
+    options = {
+        "recipe": "gtpo", "run_folder": tmp_path / "run", "steps": 1, "examples_per_step": 3, "rollouts_per_example": 3,
+        "temperature": 1.0, "quiet": True,
+    }  # fmt: skip
+    with pytest.raises(MetricError, match="turn_scores for example"):
+        FlowGRPO(miscounted, **options).compile(student, trainset=trainset())
+    FlowGRPO(judged, **options, resume=True).compile(student, trainset=trainset())
+    with Store.open(tmp_path / "run") as store:
+        assert store.last_done_step("train") == 0
+        assert all(len(r.turn_scores) == len(r.turn_states) for r in store.rollouts(0) if r.failure is None)
