@@ -58,7 +58,7 @@ Name = Annotated[Any, WithJsonSchema({"type": ["string", "integer", "null"]})]
 
 @server.tool()
 def walk(tree: Tree, name: Name = None) -> int:
-    """Count the leaves."""
+    """Count all."""
     return tree.size + sum(walk(each) for each in tree.inner)
 
 

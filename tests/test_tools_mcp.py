@@ -40,7 +40,7 @@ def test_the_servers_tools_describe_themselves(tools: dict[str, Tool]) -> None:
     assert tools["add"].describe() == "add(a: integer, b: integer = 1) -> text: Add two numbers."
     assert tools["shout"].describe() == "shout(text: string) -> text: Say it loud."
     assert tools["walk"].describe() == (
-        "walk(tree: {size: integer, inner: array = []}, name: integer or null or string = null) -> text: Count the leaves."
+        "walk(tree: {size: integer, inner: array = []}, name: integer or null or string = null) -> text: Count all."
     )
 
 

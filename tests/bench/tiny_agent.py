@@ -21,6 +21,8 @@ from tests.e2e.model import TersePredict
 from tests.tiny import CHATML
 
 CONTEXT = 512
+Row = tuple[tuple[int, ...], tuple[int, ...]]  # ids of a prompt and of an answer
+Rows = dict[str, list[Row]]  # by role
 QUESTIONS_SEED = 7_001  # the base's own questions; runs take small seeds
 WORDS = Regex(r"\p{N}{1,2}|\p{L}+|\s|[^\s\p{L}\p{N}]")  # a number of two digits is one token: copying is easy to learn
 
@@ -33,7 +35,7 @@ def tiny_task(folder: Path | str, seed: int = 0) -> Task:
     return replace(task, program=program, traces=None)
 
 
-def make_base(folder: Path, *, traces: int = 800, steps: int = 1200, batch: int = 32, seed: int = 0) -> Path:
+def make_base(folder: Path, *, traces: int = 500, steps: int = 1500, batch: int = 32, seed: int = 0) -> Path:
     """Train the base from scratch and save it with its tokenizer.
 
     Args:
@@ -52,7 +54,7 @@ def make_base(folder: Path, *, traces: int = 800, steps: int = 1200, batch: int 
     for part in (model, tokenizer):
         part.save_pretrained(folder)
     rows = _rows(folder, shown)
-    _train(model, rows, rng, steps, batch, int(tokenizer.eos_token_id))
+    _train(model, rows, rng, steps, batch, tokenizer)
     model.save_pretrained(folder)
     return folder
 
@@ -99,7 +101,7 @@ def _config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
     )
 
 
-def _rows(folder: Path, shown: dict[str, list]) -> dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]]:
+def _rows(folder: Path, shown: dict[str, list]) -> Rows:
     """Prompt and answer ids, through the path that sampling takes."""
     program = tiny_task(folder).program
     policy = program.planner.lm.policy
@@ -107,26 +109,34 @@ def _rows(folder: Path, shown: dict[str, list]) -> dict[str, list[tuple[tuple[in
     return {role: [(call.prompt_ids, call.completion_ids) for call in made] for role, made in calls.items()}
 
 
-def _train(model, rows, rng, steps, batch, pad) -> None:
-    """Cross-entropy of all tokens, answers tenfold: what is asked is worth knowing too, while copying is learnt."""
+def _train(
+    model: LlamaForCausalLM, rows: Rows, rng: random.Random, steps: int, batch: int, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Cross-entropy of the answers, among rows of random ids said twice, from which copying is learnt soonest."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.1)
     roles = list(rows)
-    for _ in range(steps):
-        drawn = [rng.choice(rows[roles[at % len(roles)]]) for at in range(batch)]
+    for step in range(steps):
+        copies = 0.5 if step < steps // 2 else 0.1
+        drawn = [
+            _said_twice(rng, len(tokenizer)) if rng.random() < copies else rng.choice(rows[roles[at % len(roles)]])
+            for at in range(batch)
+        ]
         width = max(len(prompt) + len(answer) for prompt, answer in drawn)
-        ids = torch.full((batch, width), pad)
-        weights = torch.zeros(batch, width)
+        ids = torch.full((batch, width), int(tokenizer.eos_token_id))
+        answers = torch.zeros(batch, width, dtype=torch.bool)
         for at, (prompt, answer) in enumerate(drawn):
-            row = torch.tensor([*prompt, *answer])
-            ids[at, : len(row)] = row
-            weights[at, : len(row)] = 0.1
-            weights[at, len(prompt) : len(row)] = 1.0
+            end = len(prompt) + len(answer)
+            ids[at, :end] = torch.tensor([*prompt, *answer])
+            answers[at, len(prompt) : end] = True
         optimizer.zero_grad()
-        logits = model(input_ids=ids[:, :-1]).logits
-        losses = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-        loss = (losses * weights[:, 1:].flatten()).sum() / weights[:, 1:].sum()
-        loss.backward()
+        hidden = model.model(input_ids=ids[:, :-1]).last_hidden_state[answers[:, 1:]]
+        functional.cross_entropy(model.lm_head(hidden), ids[:, 1:][answers[:, 1:]]).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
+
+
+def _said_twice(rng: random.Random, vocabulary: int) -> Row:
+    ids = tuple(rng.randrange(2, vocabulary) for _ in range(rng.randrange(8, 28)))
+    return ids, ids
