@@ -49,7 +49,7 @@ def kept(folder, warm, after, status="done"):
 
 
 def test_the_table_skips_what_is_done_and_goes_on_with_what_is_not(tmp_path, monkeypatch):
-    options = Namespace(model="tiny", seeds=2, budget_s=None, runs=tmp_path)
+    options = Namespace(model="tiny", seeds=2, steps=24, arms=["planner", "executor", "both"], runs=tmp_path)
     for seed, after in enumerate((0.75, 1.0)):
         kept(arms.folder_of(options, "both", seed), 0.5, after)
     kept(arms.folder_of(options, "planner", 0), 0.5, 0.5, status="stopped")
@@ -70,5 +70,5 @@ def test_the_table_skips_what_is_done_and_goes_on_with_what_is_not(tmp_path, mon
     assert found["planner"] == {"seeds": []}
     assert arms.interval([0.0, 0.0]) == [0.0, 0.0]  # where no seed's training found anything
     text = arms.written({"arms": found})
-    assert "| both | 2 | 0.500 | 0.875 | +0.375" in text
+    assert "| both | 2 | 0 | 0.500 | 0.875 | +0.375" in text
     assert "| executor | 0 |" in text

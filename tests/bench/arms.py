@@ -1,10 +1,10 @@
 """Which roles of AgentFlow to train: planner, executor, or both, at equal rollouts, side by side.
 
     python -m tests.bench.arms --model tiny --seeds 5 [--runs runs/arms] [--json]
-    python -m tests.bench.arms --model smollm2-135m --seeds 1 --budget-s 2700
+    python -m tests.bench.arms --model smollm2-135m --seeds 3 --arms both --steps 24
 
-A run is kept for each arm and seed; what the folder already holds is not done again, and what was stopped goes on, so
-the table may be filled over several sittings.
+A run is kept for each arm and seed; what the folder already holds is not done again, and what was stopped (Ctrl-C)
+goes on, so the table may be filled over several sittings. All arms take the same number of steps and rollouts.
 """
 
 import argparse
@@ -42,14 +42,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny", help="tiny, or a base model as for examples/agentflow.py")
     parser.add_argument("--seeds", type=int, default=5, help="seeds 0 to this, exclusive")
-    parser.add_argument("--budget-s", type=float, default=None, help="wall seconds of one run")
+    parser.add_argument("--arms", nargs="+", choices=list(example.ARMS), default=list(example.ARMS))
+    parser.add_argument("--steps", type=int, default=TINY["steps"], help="of each run")
     parser.add_argument("--sitting-s", type=float, default=None, help="begin no run after so many seconds")
     parser.add_argument("--runs", type=Path, default=Path("runs/arms"))
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options = parser.parse_args()
     started = time.monotonic()
     for seed in range(options.seeds):
-        for arm in example.ARMS:
+        for arm in options.arms:
             if options.sitting_s is None or time.monotonic() - started < options.sitting_s:
                 fill(options, arm, seed)
     found = table(options)
@@ -75,7 +76,7 @@ def fill(options: argparse.Namespace, arm: str, seed: int) -> None:
 
 def setting(options: argparse.Namespace, arm: str, seed: int) -> tuple[Task, dict[str, Any]]:
     """The task, the same for all arms of a seed, and the settings, which differ in the rates alone."""
-    shared = {"recipe": "flow_grpo", "seed": seed, "time_limit_s": options.budget_s}
+    shared = {"recipe": "flow_grpo", "seed": seed, "steps": options.steps}
     rates = example.rates(arm)
     if options.model != "tiny":
         task = example.policy_task(seed, options.model)
@@ -99,7 +100,7 @@ def finished(folder: Path) -> RunResult | None:
 def table(options: argparse.Namespace) -> dict[str, Any]:
     """Per arm: success and tool errors warm and after, and over seeds the gain with its 95 % t interval."""
     arms: dict[str, Any] = {}
-    for arm in example.ARMS:
+    for arm in options.arms:
         folders = [folder_of(options, arm, seed) for seed in range(options.seeds)]
         made = {seed: finished(folder) for seed, folder in enumerate(folders) if is_run(folder)}
         done = {seed: one for seed, one in made.items() if one is not None}
@@ -140,15 +141,19 @@ def interval(values: Sequence[float]) -> list[float] | None:
 
 def written(found: Mapping[str, Any]) -> str:
     """The table in Markdown."""
-    lines = ["| trained | seeds | warm | after | gain, 95 % | turns | tool errors | minutes |", "| --- " * 8 + "|"]
+    lines = [
+        "| trained | seeds | steps | warm | after | gain, 95 % | turns | tool errors | minutes |",
+        "| --- " * 9 + "|",
+    ]
     for arm, row in found["arms"].items():
         if not row["seeds"]:
-            lines.append(f"| {arm} | 0 |" + " |" * 6)
+            lines.append(f"| {arm} | 0 |" + " |" * 7)
             continue
         ends = "" if row["gain_ci95"] is None else " ({:+.3f} to {:+.3f})".format(*row["gain_ci95"])
         cells = [
             arm,
             str(len(row["seeds"])),
+            ", ".join(map(str, sorted(set(row["steps"])))),
             f"{row['warm']:.3f}",
             f"{row['after']:.3f}",
             f"{row['gain']:+.3f}{ends}",
