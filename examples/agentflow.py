@@ -22,7 +22,8 @@ from modpo.optimizers.run import compile_task, keep_target
 from modpo.programs.agentflow import gym
 from modpo.task import Task
 
-MAX_TOKENS = 40  # a command's two named numbers, and its tags
+# Of an answer and its tags, with little to spare: what has not learnt the form yet goes on to the end.
+MAX_TOKENS = {"planner": 16, "executor": 32, "verifier": 16, "generator": 20}
 RATES = {"planner": 2e-4, "executor": 1e-4}
 SETTINGS: Mapping[str, Any] = {
     "steps": 40,
@@ -38,7 +39,9 @@ ARMS = {"planner": ("planner",), "executor": ("executor",), "both": ("planner", 
 def policy_task(seed: int = 0, model: str = "smollm2-135m") -> Task:
     """Make the task, every role on an adapter of its own."""
     task = gym.task(seed)
-    task.program.set_lm(modpo.Policy(model).lm(max_tokens=MAX_TOKENS))
+    policy = modpo.Policy(model)
+    for role, most in MAX_TOKENS.items():
+        getattr(task.program, role).set_lm(policy.lm(max_tokens=most))
     return task
 
 

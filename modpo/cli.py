@@ -144,13 +144,17 @@ def show(
 def resume(
     run: Run,
     steps: Annotated[int | None, typer.Option(min=0, help="RL steps in all, to lengthen or cut the run.")] = None,
+    time_limit_s: Annotated[
+        float | None, typer.Option(help="Wall seconds of all sittings by which it ends, with its scores.")
+    ] = None,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> None:
     """Continue a run that was stopped."""
     folder = _find(run, runs_dir)
+    changes = {"steps": steps, "time_limit_s": time_limit_s}
     with resumable(folder):
-        answer(as_json, lambda: _call("modpo.optimizers.run:resume", folder, steps=steps), _of_run)
+        answer(as_json, lambda: _call("modpo.optimizers.run:resume", folder, **changes), _of_run)
 
 
 @app.command()

@@ -85,11 +85,12 @@ def keep_target(folder: Path, target: str, **arguments: str | float | bool) -> s
     return str(file)
 
 
-def resume(folder: Path, steps: int | None = None) -> RunResult:
+def resume(folder: Path, steps: int | None = None, time_limit_s: float | None = None) -> RunResult:
     """Continue a run where it was stopped; a finished one gives its result again.
 
     Args:
         steps: RL steps in all, where it is to be longer or shorter than it was begun.
+        time_limit_s: wall seconds of all sittings, likewise.
 
     Raises:
         StoreError: the folder holds no run, or one whose task cannot be found by name.
@@ -102,7 +103,8 @@ def resume(folder: Path, steps: int | None = None) -> RunResult:
             f"run_folder={str(folder)!r} and resume=True"
         )
     task = load_task(info.target)
-    settings = {**info.settings, **({} if steps is None else {"steps": steps})}
+    changed = {"steps": steps, "time_limit_s": time_limit_s}
+    settings = {**info.settings, **{name: value for name, value in changed.items() if value is not None}}
     return compile_task(task, info.optimizer, settings=settings, run_folder=folder, target=info.target, resume=True)
 
 

@@ -171,7 +171,7 @@ def test_the_other_commands_pass_on_what_they_were_given(
     stand_in(
         monkeypatch,
         "modpo.optimizers.run",
-        resume=lambda folder, *, steps: RunResult(folder, 0.5),
+        resume=lambda folder, *, steps, time_limit_s: RunResult(folder, 0.5 if time_limit_s is None else time_limit_s),
         evaluate=lambda what, *, split, limit: {"what": what, "split": split, "limit": limit, "score": 0.12345},
     )
     stand_in(
@@ -195,6 +195,7 @@ def test_the_other_commands_pass_on_what_they_were_given(
         return json.loads(result.stdout)
 
     assert said("resume", "legs-1") == {"run": str(run), "before": 0.5}
+    assert said("resume", "legs-1", "--time-limit-s", "60") == {"run": str(run), "before": 60.0}
     assert said("eval", "legs-1", "--limit", 3)["what"] == str(run)
     assert said("eval", "a.toml", "--split", "val") == {
         "what": "a.toml",
@@ -221,7 +222,7 @@ def test_errors_and_ctrl_c_in_the_work(
 ) -> None:
     raised: list[BaseException] = [TaskError("first\nsecond"), KeyError("x"), KeyboardInterrupt()]
 
-    def resume(folder: Path, steps: int | None) -> None:
+    def resume(folder: Path, **changes: Any) -> None:
         raise raised.pop(0)
 
     stand_in(monkeypatch, "modpo.optimizers.run", resume=resume)

@@ -11,6 +11,7 @@ from modpo.programs.agentflow import gym
 from modpo.store import RunInfo, Store, Validation
 from tests.bench import arms
 from tests.examples import load_example
+from tests.tiny import save_tiny
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +73,10 @@ def test_the_table_skips_what_is_done_and_goes_on_with_what_is_not(tmp_path, mon
     text = arms.written({"arms": found})
     assert "| both | 2 | 0 | 0.500 | 0.875 | +0.375" in text
     assert "| executor | 0 |" in text
+
+
+def test_roles_differ_in_the_length_of_their_answers_and_share_one_policy(example, tmp_path):
+    task = example.policy_task(2, save_tiny(tmp_path / "base"))
+    lms = {role: getattr(task.program, role).lm for role in gym.ROLES}
+    assert {role: lm.kwargs["max_tokens"] for role, lm in lms.items()} == example.MAX_TOKENS
+    assert len({id(lm.policy) for lm in lms.values()}) == 1
