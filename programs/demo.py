@@ -6,18 +6,19 @@ the reward to find. The executor's plans have random facts, so that it learns to
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
 import dspy
 
+from modpo.programs.judges import reasoning_gym
 from modpo.programs.legs import Legs, last_line, rejected
-from modpo.task import Task
+from modpo.programs.questions import STRIDE, data_set
+from modpo.task import Metric, Task
 
 TRAIN, VAL, TEST, TRACES = 400, 64, 200, 96
 KNOWN_ANIMALS = 12
-_SEED_STRIDE = 10_000_019  # reasoning-gym seeds question i with seed + i: keeps two seeds' questions apart
 
 
 def task(seed: int = 0, animals: tuple[int, int] = (1, 2)) -> Task:
@@ -58,15 +59,12 @@ def mixtures() -> Task:
 
 def score(example: dspy.Example, prediction: dspy.Prediction, trace: object = None) -> float:  # noqa: ARG001
     """Score an answer as reasoning-gym does: 1 if right, less if the right number is a part of it, else 0."""
-    return float(_scorer()(answer=prediction.answer, entry={"answer": example.answer}))
+    return float(_judge()(example, prediction))
 
 
 @cache
-def _scorer() -> Callable[..., float]:
-    from reasoning_gym import get_score_answer_fn
-
-    scorer: Callable[..., float] = get_score_answer_fn("leg_counting")
-    return scorer
+def _judge() -> Metric:
+    return reasoning_gym("leg_counting")
 
 
 def legs() -> Mapping[str, int]:
@@ -155,14 +153,10 @@ def _example(entry: Mapping[str, Any]) -> dspy.Example:
 
 def _questions(seed: int, animals: tuple[int, int]) -> Iterator[Mapping[str, Any]]:
     """Yield reasoning-gym's questions, none with the animals and numbers of an earlier one."""
-    import reasoning_gym
-
     low, high = animals
-    data = reasoning_gym.create_dataset(
-        "leg_counting", min_animals=low, max_animals=high, seed=seed * _SEED_STRIDE, size=_SEED_STRIDE
-    )
+    data = data_set("leg_counting", seed, min_animals=low, max_animals=high)
     seen: set[frozenset[tuple[str, int]]] = set()
-    for index in range(_SEED_STRIDE):
+    for index in range(STRIDE):
         entry = data[index]
         key = frozenset(_animals(entry).items())
         if key not in seen:

@@ -20,7 +20,7 @@ def test_splits_have_every_family_and_share_no_question(task):
     questions = [example.question for split in splits for example in split]
     assert len(set(questions)) == len(questions)
     for split in splits:
-        counts = Counter(example.family for example in split)
+        counts = Counter(example.dataset for example in split)
         assert set(counts) == {"products", "gcd", "lcm", "count_primes"}
         assert min(counts.values()) > len(split) / 8
 
@@ -36,7 +36,7 @@ def test_the_right_tool_and_command_answer_each_question(task):
     tools = task.program.tools
     own = {"products": "calculator", "gcd": "gcd", "lcm": "lcm", "count_primes": "primes"}
     for example in task.testset:
-        tool = tools[own[example.family]]
+        tool = tools[own[example.dataset]]
         result = tool.run(gym.write_command(tool.describe(), example.numbers, right=True))
         assert not result.error
         assert gym.score(example, dspy.Prediction(answer=result.text)).score == 1.0
@@ -74,7 +74,7 @@ def test_the_verifier_s_and_the_generator_s_traces_are_right(task):
 
 
 def test_only_the_whole_answer_is_a_success_and_turns_are_measured():
-    example = dspy.Example(question="q", answer="12", family="gcd").with_inputs("question")
+    example = dspy.Example(question="q", answer="12", dataset="gcd").with_inputs("question")
     turns = [{"error": True}, {"error": False}]
     found = gym.score(example, dspy.Prediction(answer=" 12 ", turns=turns))
     assert (found.score, found.measures) == (1.0, {"turns": 2, "tool_errors": 0.5})

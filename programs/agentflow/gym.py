@@ -5,24 +5,25 @@ tool a family needs is shown for one family only; in the traces of the others th
 ways to write a command that the executor's traces show equally often, the tool takes only one.
 """
 
+import json
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import dspy
 
 from modpo.programs.agentflow.flow import AgentFlow
 from modpo.programs.agentflow.memory import EMPTY
+from modpo.programs.judges import reasoning_gym
+from modpo.programs.questions import STRIDE, data_set
 from modpo.programs.tools import calculator
-from modpo.programs.tools.tool import as_tool
 from modpo.programs.xml import XMLPredict
-from modpo.task import Task
+from modpo.task import Metric, Task
 
 TRAIN, VAL, TEST, TRACES = 400, 64, 200, 96
 KNOWN = "products"
-_SEED_STRIDE = 10_000_019  # reasoning-gym seeds question i with seed + i: keeps two seeds' questions apart
 _FAMILIES: Mapping[str, Mapping[str, int]] = {
     "products": {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2},
     "gcd": {"min_numbers": 2, "max_numbers": 2, "min_value": 2, "max_value": 99},
@@ -88,7 +89,7 @@ def primes(low: int, high: int) -> int:
 
 def program(predictor: Callable[[type[dspy.Signature]], dspy.Module] = XMLPredict) -> AgentFlow:
     """Make the program: at most three turns, and short prompts."""
-    tools = [as_tool(tool) for tool in (calculator, gcd, lcm, primes)]
+    tools = (calculator, gcd, lcm, primes)
     return AgentFlow(tools, max_turns=3, memory_tokens=256, result_tokens=48, roles=ROLES, predictor=predictor)
 
 
@@ -125,13 +126,13 @@ def score(example: dspy.Example, prediction: dspy.Prediction, trace: object = No
     if "turns" in prediction:  # absent where a metric is tried on labels alone
         failed = sum(turn["error"] for turn in prediction.turns)
         measures = {"turns": len(prediction.turns), "tool_errors": failed / max(len(prediction.turns), 1)}
-    return dspy.Prediction(score=float(_judged(example, prediction.answer) == 1), measures=measures)
+    answer = dspy.Prediction(answer=str(prediction.answer).strip())
+    return dspy.Prediction(score=float(_judge()(example, answer) == 1), measures=measures)
 
 
-def _judged(example: dspy.Example, answer: str) -> float:
-    from reasoning_gym import get_score_answer_fn
-
-    return float(get_score_answer_fn(example.family)(answer=str(answer).strip(), entry={"answer": example.answer}))
+@cache
+def _judge() -> Metric:
+    return reasoning_gym()
 
 
 def traces(questions: Iterator[dspy.Example], rng: random.Random, size: int = TRACES) -> dict[str, list[dspy.Example]]:
@@ -166,7 +167,7 @@ class _Teacher(dspy.Predict):
         return dspy.Prediction(**said)
 
     def _as_planner(self, question: str, memory: str) -> dict[str, str]:
-        known = self._example.family == KNOWN
+        known = self._example.dataset == KNOWN
         return {"tool": _TOOL_OF[KNOWN] if known else self._rng.choice(list(_TOOL_OF.values()))}
 
     def _as_executor(self, question: str, tool: str) -> dict[str, str]:
@@ -190,34 +191,25 @@ def write_command(card: str, numbers: list[int], *, right: bool) -> str:
         case "calculator", False:
             return f"{first} x {second}"
         case "primes", True:
-            return _written(low_high)
+            return json.dumps(low_high)
         case _, True:
-            return _written({"a": first, "b": second})
+            return json.dumps({"a": first, "b": second})
         case _:
             return f"{first}, {second}"
 
 
-def _written(arguments: Mapping[str, int]) -> str:
-    return "{" + ", ".join(f'"{name}": {value}' for name, value in arguments.items()) + "}"
-
-
 def draw_questions(seed: int) -> Iterator[dspy.Example]:
     """Yield reasoning-gym's questions, the families in turn, none twice."""
-    import reasoning_gym
-
-    sets = {
-        family: reasoning_gym.create_dataset(family, seed=seed * _SEED_STRIDE, size=_SEED_STRIDE, **options)
-        for family, options in _FAMILIES.items()
-    }
+    sets = {family: data_set(family, seed, **options) for family, options in _FAMILIES.items()}
     seen: set[str] = set()
-    for index in range(_SEED_STRIDE):
+    for index in range(STRIDE):
         for family, data in sets.items():
             entry = data[index]
             question = entry["question"].partition(" Give only")[0].strip()
             if question not in seen:
                 seen.add(question)
                 numbers = _numbers(entry["metadata"])
-                made = dspy.Example(question=question, answer=entry["answer"], family=family, numbers=numbers)
+                made = dspy.Example(question=question, answer=entry["answer"], dataset=family, numbers=numbers)
                 yield made.with_inputs("question")
 
 
