@@ -6,9 +6,10 @@ from types import ModuleType
 
 import pytest
 
+from modpo.lm.binding import bind
 from modpo.optimizers.result import RunResult
 from modpo.programs.agentflow import gym
-from modpo.store import RunInfo, Store, Validation
+from modpo.store import RunInfo, StepRecord, Store, Validation
 from tests.bench import arms
 from tests.examples import load_example
 from tests.tiny import save_tiny
@@ -50,7 +51,9 @@ def kept(folder, warm, after, status="done"):
 
 
 def test_the_table_skips_what_is_done_and_goes_on_with_what_is_not(tmp_path, monkeypatch):
-    options = Namespace(model="tiny", seeds=2, steps=24, arms=["planner", "executor", "both"], runs=tmp_path)
+    options = Namespace(
+        model="tiny", seeds=2, first_seed=0, steps=24, arms=["planner", "executor", "both"], runs=tmp_path
+    )
     for seed, after in enumerate((0.75, 1.0)):
         kept(arms.folder_of(options, "both", seed), 0.5, after)
     kept(arms.folder_of(options, "planner", 0), 0.5, 0.5, status="stopped")
@@ -73,6 +76,29 @@ def test_the_table_skips_what_is_done_and_goes_on_with_what_is_not(tmp_path, mon
     text = arms.written({"arms": found})
     assert "| both | 2 | 0 | 0.500 | 0.875 | +0.375" in text
     assert "| executor | 0 |" in text
+
+
+def test_an_arm_begins_with_the_warm_start_that_another_has_made(example, tmp_path, monkeypatch):
+    options = Namespace(model="small", steps=24, runs=tmp_path)
+    donor = arms.folder_of(options, "both", 2)
+    kept(donor, 0.5, 1.0, status="stopped")
+    assert arms.warm_versions(donor) == {}  # measured, but not after a warm start
+    versions = dict.fromkeys(gym.ROLES, 3)
+    with Store.open(donor) as store:
+        store.save_step(StepRecord(step=0, phase="warm"))
+        store.save_validation(Validation(label="warm", step=-1, scores=(0.5,), adapters=versions))
+    for role in gym.ROLES:
+        (donor / "adapters" / role / "v3").mkdir(parents=True)
+    task = example.policy_task(2, save_tiny(tmp_path / "base"))
+    given = {}
+    monkeypatch.setattr(arms, "setting", lambda *_: (task, {}))
+    monkeypatch.setattr(arms, "compile_task", lambda task, *_, run_folder, **__: given.update({run_folder.name: task}))
+    for arm in ("planner", "both"):
+        arms.fill(options, arm, 2)
+    borrowed = given["small-planner-seed2"]
+    assert borrowed.traces is None
+    assert bind(borrowed.program).starts == {role: donor / "adapters" / role / "v3" for role in gym.ROLES}
+    assert given["small-both-seed2"] is task  # it made the warm start itself
 
 
 def test_roles_differ_in_the_length_of_their_answers_and_share_one_policy(example, tmp_path):

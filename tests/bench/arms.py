@@ -4,7 +4,8 @@
     python -m tests.bench.arms --model smollm2-135m --seeds 3 --arms both --steps 24
 
 A run is kept for each arm and seed; what the folder already holds is not done again, and what was stopped (Ctrl-C)
-goes on, so the table may be filled over several sittings. All arms take the same number of steps and rollouts.
+goes on, so the table may be filled over several sittings. All arms take the same number of steps and rollouts, and
+those of a seed the same warm start: the first run makes it, the others begin with its adapters.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from typing import Any
 
 from scipy import stats
 
+from modpo.lm.binding import bind, bound
 from modpo.optimizers.result import RunResult, result_of
 from modpo.optimizers.run import compile_task
 from modpo.store import Store, is_run
@@ -41,7 +43,8 @@ def main() -> int:
     """Fill the table as far as asked, and print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny", help="tiny, or a base model as for examples/agentflow.py")
-    parser.add_argument("--seeds", type=int, default=5, help="seeds 0 to this, exclusive")
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--arms", nargs="+", choices=list(example.ARMS), default=list(example.ARMS))
     parser.add_argument("--steps", type=int, default=TINY["steps"], help="of each run")
     parser.add_argument("--sitting-s", type=float, default=None, help="begin no run after so many seconds")
@@ -49,13 +52,18 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options = parser.parse_args()
     started = time.monotonic()
-    for seed in range(options.seeds):
+    for seed in seeds(options):
         for arm in options.arms:
             if options.sitting_s is None or time.monotonic() - started < options.sitting_s:
                 fill(options, arm, seed)
     found = table(options)
     print(json.dumps(found) if options.json else written(found))
     return 0
+
+
+def seeds(options: argparse.Namespace) -> range:
+    """The seeds asked for."""
+    return range(options.first_seed, options.first_seed + options.seeds)
 
 
 def folder_of(options: argparse.Namespace, arm: str, seed: int) -> Path:
@@ -71,6 +79,9 @@ def fill(options: argparse.Namespace, arm: str, seed: int) -> None:
         return
     print(f"{folder}", file=sys.stderr, flush=True)
     task, settings = setting(options, arm, seed)
+    made = [one for one in example.ARMS if warm_versions(folder_of(options, one, seed))]
+    if made and arm not in made:
+        task = warmed(task, folder_of(options, made[0], seed))
     compile_task(task, "FlowGRPO", settings=settings, run_folder=folder, resume=begun)
 
 
@@ -90,6 +101,21 @@ def setting(options: argparse.Namespace, arm: str, seed: int) -> tuple[Task, dic
     return task, {**TINY, **shared, "learning_rate": tiny_rates}
 
 
+def warm_versions(folder: Path) -> dict[str, int]:
+    """The adapters' versions after a run's warm start; empty where it has made none, or is not done with it."""
+    if not is_run(folder):
+        return {}
+    with Store.open(folder) as store:
+        measured = {made.label: made.adapters for made in store.validations()}
+        return dict(measured.get("warm", {})) if store.steps("warm") else {}
+
+
+def warmed(task: Task, run: Path) -> Task:
+    """The task as another run's warm start left it."""
+    program = bound(task.program, bind(task.program).adapters, warm_versions(run), run)
+    return replace(task, program=program, traces=None)
+
+
 def finished(folder: Path) -> RunResult | None:
     """The result of a run that was done to its end."""
     with Store.open(folder) as store:
@@ -101,8 +127,8 @@ def table(options: argparse.Namespace) -> dict[str, Any]:
     """Per arm: success and tool errors warm and after, and over seeds the gain with its 95 % t interval."""
     arms: dict[str, Any] = {}
     for arm in options.arms:
-        folders = [folder_of(options, arm, seed) for seed in range(options.seeds)]
-        made = {seed: finished(folder) for seed, folder in enumerate(folders) if is_run(folder)}
+        folders = {seed: folder_of(options, arm, seed) for seed in seeds(options)}
+        made = {seed: finished(folder) for seed, folder in folders.items() if is_run(folder)}
         done = {seed: one for seed, one in made.items() if one is not None}
         arms[arm] = {"seeds": list(done), **_means(list(done.values()))}
     return {"model": options.model, "arms": arms}
